@@ -119,6 +119,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="serve without keys although other machines reach the address",
     )
     parser.add_argument(
+        "--allowed-host",
+        type=_host_name,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which clients reach a server without keys, such as that of a proxy; may "
+        "be repeated. Addresses, localhost and the name of --host are always allowed",
+    )
+    parser.add_argument(
         "--tls-cert", type=file_path, metavar="FILE", help="a PEM file with a certificate, for TLS"
     )
     parser.add_argument(
@@ -277,9 +286,20 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
             pronunciations=options.pronunciations,
             max_queue=options.max_queue,
             queue_timeout=options.queue_timeout,
+            allowed_hosts=_allowed_hosts(options),
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _allowed_hosts(options: argparse.Namespace) -> list[str] | None:
+    """Names of hosts for which requests are served; None for all names."""
+    from megakernel_tts.server.serving import is_loopback
+
+    open_to_pages = is_loopback(options.host) and options.api_key_file is None
+    if not (options.allowed_host or open_to_pages):
+        return None
+    return [options.host, *options.allowed_host]
 
 
 @contextmanager
@@ -322,6 +342,15 @@ def _port(option: str) -> int:
             f"{option!r} is no port; it must be a whole number from 0 to {_MAX_PORT}"
         )
     return int(option)
+
+
+def _host_name(option: str) -> str:
+    """Type of the option `--allowed-host`: a name, without a scheme or a port."""
+    if urlsplit(f"//{option}").hostname != option.lower() or "*" in option:
+        raise argparse.ArgumentTypeError(
+            f"{option!r} is no name of a host; it has no scheme, port, path or *"
+        )
+    return option
 
 
 def _wyoming_address(option: str) -> tuple[str, int]:

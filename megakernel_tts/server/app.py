@@ -22,6 +22,7 @@ from megakernel_tts.server.auth import Authentication
 from megakernel_tts.server.cartesia import Cartesia
 from megakernel_tts.server.elevenlabs import ElevenLabs
 from megakernel_tts.server.engine import SpeechEngine
+from megakernel_tts.server.hosts import AllowedHosts
 from megakernel_tts.server.http import RequestIds
 from megakernel_tts.server.nari import Nari
 from megakernel_tts.server.openai import OpenAI, http_error
@@ -72,6 +73,8 @@ class Server:
         self._tts = tts
         self._wyoming = wyoming
         self._stopping = False
+        names = settings.allowed_hosts
+        hosts = [] if names is None else [Middleware(AllowedHosts, names=names)]
         handlers: dict[Any, Any] = {HTTPException: http_error}
         self.app = Starlette(
             routes=[  # speech first: they are tried in this order
@@ -89,6 +92,7 @@ class Server:
             ],
             middleware=[
                 Middleware(RequestIds),
+                *hosts,
                 Middleware(
                     Authentication,
                     accounts=Accounts(settings.api_keys),

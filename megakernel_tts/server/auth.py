@@ -41,12 +41,12 @@ class Authentication:
             headers = Headers(scope=scope)
             account = self._accounts.find(_keys_of(scope, headers))
             if account is None:
-                refusal = _refusal(401, "A valid API key is needed.", "invalid_api_key")
-                await refusal(scope, receive, send)
+                refused = refusal(401, "A valid API key is needed.", "invalid_api_key")
+                await refused(scope, receive, send)
                 return
             if not _same_site(headers):
                 message = "Pages of other sites may not use this server."
-                await _refusal(403, message, "invalid_origin")(scope, receive, send)
+                await refusal(403, message, "invalid_origin")(scope, receive, send)
                 return
             scope["state"]["account"] = account
         await self._app(scope, receive, send)
@@ -69,7 +69,7 @@ def _same_site(headers: Headers) -> bool:
     return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
-def _refusal(status: int, message: str, code: str) -> JSONResponse:
+def refusal(status: int, message: str, code: str) -> JSONResponse:
     """A refusal in OpenAI's format, of a request or of a WebSocket's handshake."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None

@@ -1,20 +1,24 @@
 """Connections of clients that are gone, or send a request slowly or without end, are closed."""
 
 import asyncio
+from functools import partial
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 HEAD_TIMEOUT_S = 10.0  # from the connection, or the first byte of a request, to its last header
 REQUEST_TIMEOUT_S = 60.0  # to the end of its body
 MAX_HEAD_BYTES = 1 << 16
 
+_INCOMPLETE = "megakernel_tts.incomplete"  # an extension of the scope
+
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds on the size of a request's head and on the time of a request.
 
     uvicorn itself bounds the time between requests. A handler bounds the size of a body that it
-    reads.
+    reads. `close_incomplete` ends a reply.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -51,6 +55,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = None
         self._set_deadline(REQUEST_TIMEOUT_S)
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # no WebSocket
+            self.scope["extensions"] = {_INCOMPLETE: {"close": partial(_disconnect, self.cycle)}}
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -65,6 +71,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    cycle.disconnected = True  # else uvicorn logs a reply without an end as an error of its own
+    cycle.transport.close()
+
+
+def close_incomplete(scope: Scope) -> None:
+    """Closes the connection of a reply after what was sent, without the end that a client expects.
+
+    Without `BoundedHttpProtocol` the server in front does so when the application returns.
+
+    Args:
+        scope: Of the request.
+    """
+    if incomplete := scope.get("extensions", {}).get(_INCOMPLETE):
+        incomplete["close"]()
 
 
 class PingedWebSocketProtocol(WebSocketsSansIOProtocol):

@@ -7,6 +7,7 @@ from megakernel_tts import (
     MissingExtraError,
     PronunciationError,
     SpeedError,
+    SynthesisError,
     TextError,
     VoiceError,
 )
@@ -62,6 +63,10 @@ class RequestError(Exception):
 
 class SlowClientError(Exception):
     """The client reads audio more slowly than it is played, beyond the tolerance."""
+
+
+class EngineProcessError(SynthesisError):
+    """A stream has failed in another process, which has logged why."""
 
 
 def overload_error(cause: str, status: int, reason: str) -> RequestError:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megakernel_tts import Finish
+from megakernel_tts.server.connections import close_incomplete
 from megakernel_tts.server.encoding import AudioFormat, wav_header
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import parse_object
@@ -163,11 +164,11 @@ class SpeechResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the reply."""
         try:
-            await run_while_connected(receive, self._deliver(send))
+            await run_while_connected(receive, self._deliver(scope, send))
         finally:
             self._stream.close()
 
-    async def _deliver(self, send: Send) -> None:
+    async def _deliver(self, scope: Scope, send: Send) -> None:
         async def send_chunk(chunk: SpeechChunk) -> None:
             await self.send_audio(send, chunk)
 
@@ -178,8 +179,10 @@ class SpeechResponse(Response):
                 raise
             if report := self.body.fail(error):
                 await self.send_part(send, report, last=True)
+            else:
+                close_incomplete(scope)
         except SlowClientError:
-            pass  # an incomplete reply ends the connection
+            close_incomplete(scope)
         else:
             await self.send_end(send, self.body.end(finish, self._stream.num_frames))
 

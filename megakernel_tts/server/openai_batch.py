@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from megakernel_tts.server.connections import close_incomplete
 from megakernel_tts.server.encoding import wav_header
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, priority_of
@@ -135,9 +136,9 @@ class _BatchResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the reply."""
-        await run_while_connected(receive, self._deliver(send))
+        await run_while_connected(receive, self._deliver(scope, send))
 
-    async def _deliver(self, send: Send) -> None:
+    async def _deliver(self, scope: Scope, send: Send) -> None:
         speaking = map(self._speak, self._results, self._items)
         tasks = [asyncio.create_task(each) for each in speaking]
         try:
@@ -153,7 +154,7 @@ class _BatchResponse(Response):
             counts = {"total": len(tasks), "succeeded": succeeded, "failed": len(tasks) - succeeded}
             await _send(send, json.dumps(counts)[1:].encode(), last=True)
         except TimeoutError:
-            pass  # an incomplete reply ends the connection
+            close_incomplete(scope)
         finally:
             for task in tasks:
                 task.cancel()

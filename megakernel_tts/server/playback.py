@@ -25,7 +25,9 @@ class PlaybackClock:
         self.underrun_s = 0.0
         self._clock = clock
         self._end_s: float | None = None  # at which all audio so far was played
-        self._behind_s = 0.0  # longer than its audio that the client has taken to read it
+        self._accepted_s = 0.0  # when the client accepted the audio so far
+        # How far that was ahead of playback, in seconds; negative: how far the client was behind.
+        self._ahead_s = 0.0
 
     @property
     def lead_s(self) -> float:
@@ -41,6 +43,9 @@ class PlaybackClock:
     async def send(self, sending: Awaitable[None], seconds: float) -> None:
         """Sends audio to the client and plays it.
 
+        A client plays what it has read before, and falls behind from the end of that on. The time
+        until there is more audio to send does not put it behind.
+
         Args:
             sending: Returns when the transport has accepted the audio.
             seconds: Duration of the audio.
@@ -52,13 +57,16 @@ class PlaybackClock:
         if self._end_s is not None:
             self.underrun_s += max(0.0, start_s - self._end_s)
         self._end_s = max(start_s, self._end_s or start_s) + seconds
+        if self._ahead_s > 0:
+            self._ahead_s = max(0.0, self._ahead_s - (start_s - self._accepted_s))
         try:
-            async with asyncio.timeout(MAX_BEHIND_S - self._behind_s):
+            async with asyncio.timeout(MAX_BEHIND_S + self._ahead_s):
                 await sending
         except TimeoutError:
             raise _slow_client() from None
-        self._behind_s = max(0.0, self._behind_s + self._clock() - start_s - seconds)
-        if self._behind_s > MAX_BEHIND_S:
+        self._accepted_s = self._clock()
+        self._ahead_s += seconds - (self._accepted_s - start_s)
+        if self._ahead_s < -MAX_BEHIND_S:
             raise _slow_client()
 
 

@@ -72,6 +72,7 @@ class SpeechReport:
         elapsed_s: Seconds from its arrival to its end.
         outcome: `stop` (spoken), `length` (cut off), `abort` (by the client), `invalid`, `error`,
             or the reason of its refusal.
+        error: Code of the error that ended it; None if there was none.
     """
 
     caller: Caller
@@ -85,6 +86,7 @@ class SpeechReport:
     underrun_s: float = 0.0
     elapsed_s: float = 0.0
     outcome: str = ""
+    error: str | None = None
 
     def fields(self) -> dict[str, str | int | float]:
         """What the log shows: neither text nor keys."""
@@ -101,6 +103,7 @@ class SpeechReport:
             "audio_s": round(self.audio_s, 2),
             "duration_s": round(self.elapsed_s, 3),
             "finish_reason": self.outcome,
+            "error": self.error,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -151,6 +154,7 @@ class Reporter:
 
     def failed(self, report: SpeechReport, error: RequestError) -> None:
         """Reports that a request was refused, or its speech failed."""
+        report.error = error.code
         self._end(report, error.reason or ("error" if error.status >= 500 else "invalid"))
         if error.reason:
             self._metrics.rejected.add(error.reason, report.caller.account.name)

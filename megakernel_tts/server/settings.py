@@ -1,6 +1,6 @@
 """Settings of a server."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,8 @@ class ServerSettings:
 
     Attributes:
         api_keys: Keys of which a request must have one; without any, every request is served.
+        allowed_hosts: Names of hosts for which requests are served, in addition to addresses and to
+            names of this machine; None for all names.
         voices: Cloned voices by name, for a Base model.
         voice_dir: A folder that keeps uploaded voices; None to keep them in memory.
         uploads: Whether clients may upload voices, which is of no use where the next request may
@@ -26,6 +28,7 @@ class ServerSettings:
     """
 
     api_keys: tuple[ApiKey, ...] = ()
+    allowed_hosts: Collection[str] | None = None
     voices: Mapping[str, Voice] = field(default_factory=dict[str, Voice])
     voice_dir: Path | None = None
     uploads: bool = True
@@ -71,6 +74,7 @@ def read_settings(
     pronunciations: Path | None,
     max_queue: int,
     queue_timeout: float,
+    allowed_hosts: Collection[str] | None = None,
 ) -> ServerSettings:
     """Makes settings from options of these names, and reads the files that they name.
 
@@ -81,6 +85,7 @@ def read_settings(
         pronunciations: A file of `Pronunciations`, or None.
         max_queue: As in `ServerSettings`.
         queue_timeout: In seconds.
+        allowed_hosts: As in `ServerSettings`.
 
     Raises:
         ValueError: An option or a file is invalid.
@@ -88,6 +93,7 @@ def read_settings(
     """
     return ServerSettings(
         api_keys=read_api_keys(api_key_file) if api_key_file else (),
+        allowed_hosts=allowed_hosts,
         voices=dict(map(_read_voice, voice)),
         voice_dir=voice_dir,
         pronunciations=Pronunciations.load(pronunciations) if pronunciations else Pronunciations(),

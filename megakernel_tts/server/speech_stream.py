@@ -237,6 +237,7 @@ class SpeechStream:
         """Checks that the speech was neither cancelled nor failed."""
         error = self._refusal
         if error is None and finish.error is not None:
+            self._streams.failures.add(finish.error, self.report.start_s)
             error = request_error(finish.error)
         if error is None and finish.reason == "cancelled":
             error = RequestError("The engine was closed while it spoke.", 503, "engine_closed")

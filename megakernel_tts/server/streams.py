@@ -9,6 +9,7 @@ from megakernel_tts import LivePolicy, MegakernelTTSError, Sampling
 from megakernel_tts.server.cloning import VoiceCloner
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
 from megakernel_tts.server.errors import RequestError, overload_error, request_error
+from megakernel_tts.server.failures import FailureLog
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.metrics import Metrics
 from megakernel_tts.server.reports import Caller, Reporter, SpeechReport
@@ -37,6 +38,7 @@ class SpeechStreams:
         settings: Settings of the server.
         metrics: Metrics of the server.
         reporter: Writes what became of each request.
+        failures: The log of failed streams.
         draining: Whether no stream is admitted, because the server stops.
     """
 
@@ -65,6 +67,7 @@ class SpeechStreams:
         self.settings = settings
         self.metrics = Metrics(self.catalog.model)
         self.reporter = Reporter(self.metrics, tracing)
+        self.failures = FailureLog()
         self.draining = False
         self._tts = tts
         self._streams: set[SpeechStream] = set()

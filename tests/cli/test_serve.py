@@ -18,7 +18,7 @@ from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
 from megakernel_tts.cli.main import main
-from megakernel_tts.cli.serve import _wyoming_address
+from megakernel_tts.cli.serve import _allowed_hosts, _host_name, _wyoming_address
 from megakernel_tts.server.serving import is_loopback
 from tests.fakes import TIMEOUT_S
 from tests.server.running import wait_until
@@ -190,6 +190,55 @@ def test_the_log_has_the_configuration_and_each_request(tmp_path: Path) -> None:
     assert request["finish_reason"] == "stop" and request["characters"] == 12
 
 
+def status_under(url: str, host: str) -> int:
+    """Status of a request from a page under a host, with a key."""
+    headers = {"Host": host, "Origin": f"http://{host}", "X-API-Key": "secret"}
+    return httpx.get(f"{url}/v1/models", headers=headers).status_code
+
+
+def test_a_server_without_keys_has_the_names_of_its_options(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("allowed-host = ['a.example', 'B.example']\n", encoding="utf-8")
+    with serving("--config", str(file)) as (_, url):
+        for host in ("localhost", "a.example:8000", "b.example"):
+            assert status_under(url, host) == 200
+        assert status_under(url, "c.example") == 403
+
+
+def test_a_proxy_may_pass_any_name_on_to_a_server_with_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
+    with serving("--api-key-file", str(keys)) as (_, url):
+        assert status_under(url, "speech.example") == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "names", "allowed"),
+    [
+        ("127.0.0.1", False, [], ["127.0.0.1"]),
+        ("localhost", False, ["a.example"], ["localhost", "a.example"]),
+        ("127.0.0.1", True, [], None),
+        ("0.0.0.0", False, [], None),
+        ("speech.example", False, [], None),
+        ("speech.example", True, ["a.example"], ["speech.example", "a.example"]),
+    ],
+)
+def test_names_are_limited_where_only_the_machine_itself_needs_no_key(
+    host: str, keys: bool, names: list[str], allowed: list[str] | None
+) -> None:
+    file = Path("keys.toml") if keys else None
+    options = argparse.Namespace(host=host, api_key_file=file, allowed_host=names)
+    assert _allowed_hosts(options) == allowed
+
+
+@pytest.mark.parametrize(
+    "option", ["http://a.example", "a.example:80", "a.example/", "*.example", "", "[::1", "a@b"]
+)
+def test_names_of_hosts_have_nothing_else(option: str) -> None:
+    with pytest.raises(ValueError if option == "[::1" else argparse.ArgumentTypeError):
+        _host_name(option)
+
+
 def test_the_server_writes_no_file_and_a_full_disk_below_its_log_stops_nothing() -> None:
     with Path("/dev/full").open("w") as full:
         with serving(program=READ_ONLY + SIMULATED, stderr=full) as (process, url):
@@ -221,6 +270,7 @@ def test_traces_need_the_extra(
         (["--wyoming", "0.0.0.0:10300", "--api-key-file", "{keys}"], "has no keys"),
         (["--zeroconf", "voice"], "give --wyoming"),
         (["--wyoming", "--zeroconf", "voice"], "needs another address"),
+        (["--config", "{host}"], "'speech.example:8000' is no name of a host"),
         (["--pronunciations", "{keys}"], "is invalid"),
         (["--tls-cert", "{keys}"], "belong together"),
         (["--tls-cert", "{keys}", "--tls-key", "{keys}"], "PEM"),
@@ -234,7 +284,10 @@ def test_invalid_options_have_status_2(
     keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
     port = tmp_path / "port"
     port.write_text("port = 65536", encoding="utf-8")
-    assert main(["serve", *(option.format(keys=keys, port=port) for option in options)]) == 2
+    host = tmp_path / "host"
+    host.write_text("allowed-host = ['speech.example:8000']", encoding="utf-8")
+    files = {"keys": keys, "port": port, "host": host}
+    assert main(["serve", *(option.format(**files) for option in options)]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import time
@@ -223,6 +224,21 @@ def test_a_connection_whose_client_reads_nothing_is_dropped(
                 lambda: server.metric('requests_success_total{finished_reason="abort"}') == 1
             )
             wait_until(lambda: psutil.Process().num_fds() <= num_open + 1)  # that of the client
+
+
+@pytest.mark.parametrize("speak", [post_speech, speak_over_websocket])
+def test_a_client_that_is_behind_is_disconnected_without_an_error_of_the_server(
+    engine: TTS,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    speak: Callable[[RunningServer], socket.socket],
+) -> None:
+    """It is behind once what buffers hold was played, and they are still full."""
+    monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 0.0)
+    with running_server(engine) as server, speak(server) as client:
+        wait_until(lambda: server.metric('requests_success_total{finished_reason="abort"}') == 1)
+        assert is_closed(client)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_websocket_is_open_while_its_client_answers_pings(

@@ -1,9 +1,12 @@
 import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from megakernel_tts.server.errors import SlowClientError
-from megakernel_tts.server.playback import PlaybackClock
+from megakernel_tts.server.playback import MAX_BEHIND_S, PlaybackClock
 
 
 class Clock:
@@ -69,3 +72,86 @@ def test_a_client_that_reads_in_bursts_is_served() -> None:
                 await playback.send(accept(clock), 1.0)
 
     asyncio.run(send_all())
+
+
+class ClockLoop(asyncio.SelectorEventLoop):
+    """An event loop on a clock, which is advanced instead of waiting."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(ClockSelector(clock))
+        self.time = clock
+
+
+class ClockSelector(selectors.SelectSelector):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> Any:
+        self._clock.now_s += timeout or 0.0
+        return super().select(0)
+
+
+def run(clock: Clock, main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: ClockLoop(clock)) as runner:
+        runner.run(main)
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 60])
+def test_a_client_that_stops_reading_is_refused_30_s_after_the_end_of_what_it_has_read(
+    num_ahead: int,
+) -> None:
+    clock = Clock()
+    playback, start_s = PlaybackClock(clock), clock.now_s
+
+    async def send_all() -> None:
+        for _ in range(num_ahead):
+            await playback.send(asyncio.sleep(0), 1.0)
+        with pytest.raises(SlowClientError):
+            await playback.send(asyncio.Event().wait(), 1.0)  # type: ignore[arg-type]
+
+    run(clock, send_all())
+    assert clock.now_s - start_s == pytest.approx(num_ahead + MAX_BEHIND_S, abs=0.01)
+
+
+def test_a_client_with_a_buffer_may_pause_until_it_was_played() -> None:
+    """After 45 s without reading it has 15 s of its 60 left, and is not behind later either."""
+    clock = Clock()
+    playback = PlaybackClock(clock)
+
+    async def send_all() -> None:
+        for _ in range(60):
+            await playback.send(asyncio.sleep(0), 1.0)
+        await playback.send(asyncio.sleep(45.0), 1.0)
+        await playback.send(asyncio.sleep(MAX_BEHIND_S + 15.0), 1.0)
+
+    run(clock, send_all())
+
+
+def test_a_buffer_is_played_while_there_is_nothing_to_send() -> None:
+    clock = Clock()
+    playback, start_s = PlaybackClock(clock), clock.now_s
+
+    async def send_all() -> None:
+        for _ in range(60):
+            await playback.send(asyncio.sleep(0), 1.0)
+        await asyncio.sleep(50.0)  # 10 s are left
+        with pytest.raises(SlowClientError):
+            await playback.send(asyncio.Event().wait(), 1.0)  # type: ignore[arg-type]
+
+    run(clock, send_all())
+    assert clock.now_s - start_s == pytest.approx(60 + MAX_BEHIND_S, abs=0.01)
+
+
+def test_waits_for_the_engine_do_not_put_a_client_behind() -> None:
+    clock = Clock()
+    playback, start_s = PlaybackClock(clock), clock.now_s
+
+    async def send_all() -> None:
+        await playback.send(asyncio.sleep(0), 1.0)
+        await asyncio.sleep(100.0)
+        with pytest.raises(SlowClientError):
+            await playback.send(asyncio.Event().wait(), 1.0)  # type: ignore[arg-type]
+
+    run(clock, send_all())
+    assert clock.now_s - start_s == pytest.approx(100 + MAX_BEHIND_S, abs=0.01)

@@ -43,6 +43,7 @@ from megakernel_tts.server.cluster.messages import (
 )
 from megakernel_tts.server.cluster.served_stream import ServedStream, describe_error
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
+from megakernel_tts.server.failures import FailureLog
 from megakernel_tts.server.logs import configure_logging
 
 _log = logging.getLogger("megakernel_tts.server")
@@ -103,6 +104,7 @@ class EngineProcess:
         self._loading: asyncio.Task[None] | None = None
         self._cloning: set[asyncio.Task[None]] = set()
         self._streams: dict[int, ServedStream] = {}
+        self._failures = FailureLog()
         # The same bytes give the same object, by which the engine caches a voice's prefix.
         self._voice = lru_cache(_MAX_VOICES)(unpack_voice)
         self._pronunciations = lru_cache(_MAX_TABLES)(_parse_pronunciations)
@@ -178,7 +180,7 @@ class EngineProcess:
             )
 
         writer = RingWriter(self._rings[message.ring])
-        stream = ServedStream(message.session, open_session, writer, self.channel)
+        stream = ServedStream(message.session, open_session, writer, self.channel, self._failures)
         self._streams[message.session] = stream
         stream.task.add_done_callback(lambda _: self._remove(message.session))
 

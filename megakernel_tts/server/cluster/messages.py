@@ -18,10 +18,10 @@ from megakernel_tts import (
     MegakernelTTSError,
     ModelInfo,
     Sampling,
-    SynthesisError,
     Voice,
     Word,
 )
+from megakernel_tts.server.errors import EngineProcessError
 from megakernel_tts.server.logs import LogFormat
 
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
@@ -350,7 +350,7 @@ class Finished(Message):
 
     def finish(self) -> Finish:
         """Returns the last event of the session."""
-        error = None if self.error is None else SynthesisError(self.error)
+        error = None if self.error is None else EngineProcessError(self.error)
         return Finish(self.reason, self.frames, error)
 
 

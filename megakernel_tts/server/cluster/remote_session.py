@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from megakernel_tts import AudioChunk, Finish, SynthesisError, TextError
+from megakernel_tts import AudioChunk, Finish, TextError
 from megakernel_tts.server.cluster.audio_ring import RingReader
 from megakernel_tts.server.cluster.messages import (
     Cancel,
@@ -16,6 +16,7 @@ from megakernel_tts.server.cluster.messages import (
     PushText,
     Release,
 )
+from megakernel_tts.server.errors import EngineProcessError
 
 
 class RemoteSession:
@@ -142,4 +143,4 @@ class RemoteSession:
 
     def fail(self, message: str) -> None:
         """Ends the session with an error, after the audio that has arrived."""
-        self.receive_finish(Finish("error", self._num_frames, SynthesisError(message)))
+        self.receive_finish(Finish("error", self._num_frames, EngineProcessError(message)))

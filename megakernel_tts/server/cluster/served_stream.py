@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
@@ -21,6 +22,7 @@ from megakernel_tts.server.cluster.messages import (
     Release,
 )
 from megakernel_tts.server.engine import SpeechSession
+from megakernel_tts.server.failures import FailureLog
 
 _log = logging.getLogger("megakernel_tts.server")
 
@@ -40,6 +42,7 @@ class ServedStream:
         open_session: Callable[[], Awaitable[SpeechSession]],
         writer: RingWriter,
         channel: Channel,
+        failures: FailureLog,
     ) -> None:
         """Starts the task.
 
@@ -48,11 +51,14 @@ class ServedStream:
             open_session: Opens the session.
             writer: Of the session's ring.
             channel: To the front.
+            failures: The log of failed streams.
         """
         self._number = number
         self._open_session = open_session
         self._writer = writer
         self._channel = channel
+        self._failures = failures
+        self._opened_s = time.monotonic()
         self._session: SpeechSession | None = None
         self._cancelled = False
         self._text: asyncio.Queue[PushText | Flush | End] = asyncio.Queue()
@@ -85,7 +91,10 @@ class ServedStream:
         writing = asyncio.create_task(self._write_text(session))
         try:
             finish = await self._send_audio(session)
-            error = None if finish.error is None else str(finish.error)
+            error = None
+            if finish.error is not None:
+                self._failures.add(finish.error, self._opened_s)
+                error = str(finish.error)
             finished = Finished(self._number, finish.reason, finish.frames, error)
         except Exception as error:
             session.cancel()

@@ -11,7 +11,6 @@ from megakernel_tts import (
     MegakernelTTSError,
     ModelInfo,
     Sampling,
-    SynthesisError,
     TextError,
     Voice,
     VoiceError,
@@ -46,6 +45,7 @@ from megakernel_tts.server.cluster.messages import (
     take,
     unpack_voice,
 )
+from megakernel_tts.server.errors import EngineProcessError
 
 INFO = ModelInfo("custom_voice", {"ryan": ("english",), "eric": ()}, ("english",), True, None, "m")
 CODES = np.arange(32, dtype=np.int64).reshape(2, 16)
@@ -162,7 +162,7 @@ def test_other_errors_become_the_nearest_public_class() -> None:
 def test_an_error_of_a_stream_arrives_with_its_finish() -> None:
     finish = Finished(1, "error", 7, "Speaking failed.").finish()
     assert (finish.reason, finish.frames) == ("error", 7)
-    assert type(finish.error) is SynthesisError and str(finish.error) == "Speaking failed."
+    assert type(finish.error) is EngineProcessError and str(finish.error) == "Speaking failed."
     assert Finished(1, "length", 7, None).finish() == Finish("length", 7)
 
 

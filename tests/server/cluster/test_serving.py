@@ -1,6 +1,8 @@
 """A server over two engine processes: protocols, and the command itself."""
 
 import asyncio
+import json
+import logging
 import os
 import re
 import signal
@@ -15,16 +17,27 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+import pytest
 import uvicorn
 
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+from megakernel_tts.server.logs import LogFormat
 from megakernel_tts.server.serving import authority, bind, uvicorn_config
 from tests.comparison import assert_same_speech
 from tests.fakes import TIMEOUT_S
-from tests.server.cluster.clusters import LONG_TEXT, TEXT, kill, simulated_cluster, until
+from tests.server.cluster.clusters import (
+    FRAME_S,
+    LONG_TEXT,
+    TEXT,
+    TWO_PLACES,
+    kill,
+    simulated_cluster,
+    until,
+)
 from tests.server.cluster.conftest import RunningCluster
+from tests.server.failing import REASON, read_until_failure
 from tests.server.running import RunningServer, connected, pcm_of, wait_until, words_of
 
 
@@ -64,7 +77,9 @@ def test_contexts_of_a_socket_are_divided_among_the_engines(
     running.run(main())
 
 
-def test_contexts_of_an_engine_that_is_killed_end_with_an_error(local: TTS) -> None:
+def test_contexts_of_an_engine_that_is_killed_end_with_an_error(
+    local: TTS, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those of the other engine continue, and new requests are served."""
 
     async def main() -> None:
@@ -96,8 +111,65 @@ def test_contexts_of_an_engine_that_is_killed_end_with_an_error(local: TTS) -> N
             reply = await http.post("/v1/audio/speech", json=body)
             assert reply.content == local.say(TEXT).pcm.tobytes()
             assert server.metric('requests_success_total{finished_reason="error"}') == 2
+            logged = [each for each in caplog.records if each.levelno >= logging.ERROR]
+            assert {each.getMessage() for each in logged} == {"an engine process has ended"}
 
     asyncio.run(main())
+
+
+FAILING = """
+from pathlib import Path
+from bench.simulation import simulated_tts
+from megakernel_tts.server.cluster.engine_process import serve
+from tests.server.failing import failing
+
+def load(request):
+    tts = simulated_tts(request.slots, float(request.model))
+    backend = tts._loaded.engine.backend
+    backend.step = failing(backend.step, 2, Path({due!r}).exists)
+    return tts
+
+serve(load)
+"""
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_each_engine_logs_why_its_streams_have_failed_once(
+    local: TTS,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    log_format: LogFormat,
+) -> None:
+    due = tmp_path / "due"
+    command = [sys.executable, "-c", FAILING.format(due=str(due))]
+
+    async def main() -> None:
+        async with (
+            EngineCluster.start(
+                FRAME_S, TWO_PLACES, 2, command=command, log_format=log_format
+            ) as cluster,
+            served(cluster, local) as server,
+        ):
+            await until(lambda: cluster.slots == 4)
+            await read_until_failure(server, 4, due.touch)
+            assert server.metric('requests_success_total{finished_reason="error"}') == 4
+
+    asyncio.run(main())
+    lines = capfd.readouterr().err.splitlines()
+    if log_format == "json":
+        shown = [(each["level"], each["engine"], each["error"]) for each in map(json.loads, lines)]
+        expected = [
+            ("error", engine, f"Speaking failed: {REASON}") for engine in ("cpu:0", "cpu:1")
+        ]
+    else:
+        shown = [line.partition(" ")[2] for line in lines]  # after the time
+        expected = [
+            f'ERROR synthesis has failed engine={engine} error="Speaking failed: {REASON}"'
+            for engine in ("cpu:0", "cpu:1")
+        ]
+    assert sorted(shown) == expected
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_http_reports_the_engines_and_their_errors(running: RunningCluster, local: TTS) -> None:
