@@ -101,6 +101,7 @@ class SpeechReport:
             "slot_wait_ms": round(1000 * self.slot_wait_s, 1),
             "first_audio_ms": first_audio_ms,
             "audio_s": round(self.audio_s, 2),
+            "underrun_ms": round(1000 * self.underrun_s, 1),
             "duration_s": round(self.elapsed_s, 3),
             "finish_reason": self.outcome,
             "error": self.error,

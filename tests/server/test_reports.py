@@ -8,9 +8,11 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from megakernel_tts import TTS
+from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.keys import ApiKey, Priority
 from megakernel_tts.server.logs import JsonFormatter, TextFormatter
+from megakernel_tts.server.reports import Caller, SpeechReport
 from megakernel_tts.server.settings import ServerSettings
 from tests.server.running import TEXT, RunningServer, connected, running_server, wait_until
 
@@ -42,7 +44,7 @@ def test_each_request_has_a_line_at_its_end(engine: TTS, log: pytest.LogCaptureF
     first, second = fields_of(log)
     assert first.pop("request_id") == spoken.headers["x-request-id"]
     assert 0 < first.pop("first_audio_ms") <= 1000 * first.pop("duration_s")
-    assert first.pop("slot_wait_ms") == 0
+    assert first.pop("slot_wait_ms") == 0 <= first.pop("underrun_ms")
     assert first.pop("audio_s") == pytest.approx(seconds, abs=0.01)
     assert first == {
         "protocol": "openai",
@@ -57,6 +59,12 @@ def test_each_request_has_a_line_at_its_end(engine: TTS, log: pytest.LogCaptureF
         refused.headers["x-request-id"],
     )
     assert "first_audio_ms" not in second
+
+
+def test_the_line_has_how_long_playback_waited() -> None:
+    caller = Caller("openai", "req_1", Account())
+    report = SpeechReport(caller=caller, voice="", priority=Priority.LIVE, underrun_s=0.25)
+    assert report.fields()["underrun_ms"] == 250
 
 
 def test_a_server_in_front_identifies_requests(engine: TTS, log: pytest.LogCaptureFixture) -> None:
