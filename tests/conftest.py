@@ -12,6 +12,7 @@ from hypothesis import settings
 from megakernel_common.kernels.loader import cache_folder
 from megakernel_tts import TTS
 from megakernel_tts.loader import LoadedModel, load_checkpoint
+from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.config import Kind
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
@@ -73,14 +74,24 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    """Small checkpoints, each made once."""
-    made: dict[tuple[object, ...], Path] = {}
+    """Small checkpoints, each made once.
 
-    def make(kind: Kind = "custom_voice", size: Size = "0b6", codes: int = 256) -> Path:
-        key = (kind, size, codes)
+    Shallow ones have a layer less in either network: two in the talker, which is no multiple of the
+    three epoch tags, and one in the predictor.
+    """
+    made: dict[tuple[object, ...], Path] = {}
+    stack = random_checkpoint._stack
+
+    def make(
+        kind: Kind = "custom_voice", size: Size = "0b6", codes: int = 256, shallow: bool = False
+    ) -> Path:
+        key = (kind, size, codes, shallow)
         if key not in made:
             made[key] = tmp_path_factory.mktemp("checkpoint")
-            write_checkpoint(made[key], kind, size, codes=codes)
+            with pytest.MonkeyPatch.context() as patched:
+                if shallow:
+                    patched.setattr(random_checkpoint, "_stack", lambda h, n: stack(h, n - 1))
+                write_checkpoint(made[key], kind, size, codes=codes)
         return made[key]
 
     return make
@@ -91,10 +102,12 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., LoadedModel]]:
     """Loaded checkpoints on the CPU in float32; their engines are closed at the end."""
     loaded: dict[tuple[object, ...], LoadedModel] = {}
 
-    def make(kind: Kind = "custom_voice", size: Model = "0b6", codes: int = 256) -> LoadedModel:
-        key = (kind, size, codes)
+    def make(
+        kind: Kind = "custom_voice", size: Model = "0b6", codes: int = 256, shallow: bool = False
+    ) -> LoadedModel:
+        key = (kind, size, codes, shallow)
         if key not in loaded:
-            folder = find_checkpoint("demo") if size == "demo" else checkpoint(kind, size, codes)
+            folder = find_checkpoint("demo") if size == "demo" else checkpoint(*key)
             loaded[key] = load_checkpoint(folder, torch.device("cpu"), torch.float32, 4)
         return loaded[key]
 
@@ -105,12 +118,15 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., LoadedModel]]:
 
 @pytest.fixture(scope="session")
 def comparison(load: Callable[..., LoadedModel]) -> MakeComparison:
-    """Makes kernels on emulated instructions; each model is compiled once."""
+    """Makes kernels on emulated instructions; each model is compiled once.
+
+    A frame of a shallow model costs about half of a frame of a model with all layers.
+    """
     if shutil.which("g++") is None:
         pytest.skip("no g++ for the emulator")
 
-    def make(size: Size = "0b6", blocks: int = 3) -> Comparison:
-        loaded = load("custom_voice", size)
+    def make(size: Size = "0b6", blocks: int = 3, shallow: bool = False) -> Comparison:
+        loaded = load("custom_voice", size, shallow=shallow)
         return Comparison(loaded, EmulatedModule(loaded.config), blocks)
 
     return make
@@ -124,10 +140,10 @@ def gpu_comparison(load: Callable[..., LoadedModel]) -> MakeComparison:
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
 def any_comparison(request: pytest.FixtureRequest) -> MakeComparison:
-    """Makes kernels, on emulated instructions (two blocks, to be quick) and on the GPU."""
+    """Makes kernels, on emulated instructions (shallow, two blocks, to be quick) and on the GPU."""
     if request.param == "gpu":
         return request.getfixturevalue("gpu_comparison")
-    return partial(request.getfixturevalue("comparison"), blocks=2)
+    return partial(request.getfixturevalue("comparison"), blocks=2, shallow=True)
 
 
 @pytest.fixture(scope="session")

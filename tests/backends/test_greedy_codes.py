@@ -147,9 +147,9 @@ def test_emulated_codes_differ_at_near_ties_only(
     loaded = load("custom_voice", size)
     b = Comparison(loaded, EmulatedModule(loaded.config, PRECISE), 2)
     plain = comparison(size, blocks=2).kernel
-    speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 6)
+    speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 3)
     check(speech)
-    rounded = worst(kernel_logits(plain, b.prompt, speech.codes[:2]), speech.exact[:3])
+    rounded = worst(kernel_logits(plain, b.prompt, speech.codes[:-1]), speech.exact)
     print(f"the ordinary build's within {rounded:.1e}")
     assert _MIN_GAIN * speech.error < rounded
 

@@ -79,7 +79,7 @@ def test_a_timeout_of_a_prompt_fails_the_next_step(
 
 
 def test_a_late_block_does_not_change_codes(comparison: MakeComparison) -> None:
-    b = comparison("0b6", blocks=2)
+    b = comparison("0b6", blocks=2, shallow=True)
     b.begin(0, 0)
     expected = b.kernel.step([0], 2)[0].codes
     b.kernel.release(0)
@@ -201,7 +201,7 @@ def test_pending_codes_are_reported_for_a_single_launch_only(comparison: MakeCom
 
 def test_a_launch_writes_the_declared_tensors_only(comparison: MakeComparison) -> None:
     """The schema of the operator `launch` relies on the list."""
-    kernel = (b := comparison("0b6", blocks=1)).kernel
+    kernel = (b := comparison("0b6", blocks=1, shallow=True)).kernel
     written = {tensor.data_ptr() for tensor in kernel._buffers.written_tensors()}
     others = [t for t in kernel._buffers._references if t.data_ptr() not in written]
     before = [tensor.clone() for tensor in others]
@@ -298,7 +298,7 @@ def test_a_workspace_of_the_wrong_size_is_refused(comparison: MakeComparison) ->
 
 
 def test_a_gpu_with_too_few_multiprocessors_is_refused(comparison: MakeComparison) -> None:
-    b = comparison("0b6", blocks=1)
+    b = comparison("0b6", blocks=1, shallow=True)
     stack = replace(b.config.talker.stack, hidden_size=1024)
     config = replace(b.config, talker=replace(b.config.talker, stack=stack))
     with pytest.raises(ValueError, match="needs a GPU of 4 multiprocessors, found 1"):

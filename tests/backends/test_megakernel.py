@@ -70,10 +70,10 @@ def test_batching_slots_grids_and_swapping_do_not_change_codes(
 ) -> None:
     solo: list[list[list[int] | None]] = []
     for stream in range(3):
-        b = comparison(size, blocks=1 + stream)
+        b = comparison(size, blocks=1 + stream, shallow=True)
         b.begin(3 - stream, stream)
         solo += _frames(b, [3 - stream], 2)
-    b = comparison(size)
+    b = comparison(size, shallow=True)
     for stream in range(3):
         b.begin(stream, stream)
     first = _frames(b, [0, 1, 2], 1)
@@ -112,7 +112,7 @@ def test_layers_of_released_widths_are_exact_and_independent_of_the_batch(
 
 def test_sampled_codes_are_those_of_the_reference(comparison: MakeComparison) -> None:
     """Code 0 of the first frame, for several sampling parameters."""
-    b = comparison("1b7")
+    b = comparison("1b7", shallow=True)
     agreed = 0
     for seed in range(6):
         sampling = Sampling(seed=seed, top_k=(0, 5, 50)[seed % 3], top_p=(1.0, 0.7)[seed % 2])
@@ -142,7 +142,7 @@ def test_division_by_the_temperature_is_exact(comparison: MakeComparison, diviso
 
 def test_top_k_of_one_is_greedy(comparison: MakeComparison) -> None:
     """At this temperature the noise would select another code most of the time."""
-    b = comparison("0b6")
+    b = comparison("0b6", shallow=True)
     results = []
     for sampling in (
         Sampling(seed=3, top_k=1, temperature=1.7, predictor_top_k=1, predictor_temperature=1.7),
@@ -172,7 +172,7 @@ def test_non_finite_logits_are_an_error(comparison: MakeComparison) -> None:
 
 def test_a_failed_step_does_not_change_later_codes(comparison: MakeComparison) -> None:
     """The repetition penalty does not count codes that the failed step sampled."""
-    b = comparison("1b7")
+    b = comparison("1b7", shallow=True)
     sampling = Sampling(seed=1, repetition_penalty=50.0)
     b.kernel.prefill([PrefillRequest(0, b.prompt, sampling)])
     b.kernel.feed(0, b.text, True)

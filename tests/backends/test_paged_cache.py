@@ -75,7 +75,7 @@ def _speech_at_edges(b: Comparison, kernel: Megakernel, slots: Sequence[int]) ->
 
 def test_pages_in_any_order_give_the_same_codes_and_keys(comparison: MakeComparison) -> None:
     """Of eight streams in one launch, and of one."""
-    b = comparison("0b6", blocks=2)  # keys and pages of the other size are equal
+    b = comparison("0b6", blocks=2, shallow=True)  # keys and pages of the other size are equal
     kernel = _kernel(b, 8)
     expected = _speech_at_edges(b, kernel, range(8))
     for seed, slots in ((1, range(8)), (2, [5])):
@@ -91,7 +91,7 @@ def test_a_prompt_of_several_pages_has_the_same_keys_in_any_pages(
     comparison: MakeComparison,
 ) -> None:
     """It is run, and copied from the prefix cache; one of its batches crosses from page to page."""
-    b = comparison("0b6", blocks=2)
+    b = comparison("0b6", blocks=2, shallow=True)
     prompt = b.prompt.repeat(14, 1)[:139]
     found: list[tuple[Tensor, Tensor]] = []
     for seed, num_common in ((0, 0), (1, 138), (2, 40)):
@@ -109,12 +109,12 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
     comparison: MakeComparison,
 ) -> None:
     """Four slots share the pages of one; streams pass through host memory and through any slot."""
-    b, rng = comparison("0b6", blocks=1), random.Random(0)
+    b, rng = comparison("0b6", blocks=1, shallow=True), random.Random(0)
     solo = {}
     kernel = _kernel(b, 4)
     for slot in range(3):
         _begin(b, kernel, [slot])
-        solo[slot] = [step_slots(kernel, [slot])[slot] for _ in range(4)]
+        solo[slot] = [step_slots(kernel, [slot])[slot] for _ in range(3)]
         kernel.release(slot)
     kernel = _kernel(b, 4, cache_positions=_MAX_POSITIONS)
     with pytest.raises(MemoryError, match=r"slot 3 needs 10 positions.* 0 of all 3 pages"):
@@ -127,7 +127,7 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
         shuffle_pages(kernel, rng.randrange(99))
         _begin(b, kernel, streams)
         made: dict[int, list[Codes]] = {slot: [] for slot in streams}
-        for i in range(4):
+        for i in range(3):
             active = streams if i != 1 else streams[:2]
             for slot, codes in step_slots(kernel, active).items():
                 made[slot].append(codes)
@@ -146,7 +146,7 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
 
 
 def test_a_step_makes_the_frames_for_which_there_are_pages(comparison: MakeComparison) -> None:
-    b = comparison("0b6", blocks=1)
+    b = comparison("0b6", blocks=1, shallow=True)
     kernel = _kernel(b, 2, cache_positions=_MAX_POSITIONS)
     _begin(b, kernel, [0, 1])
     step_slots(kernel, [0, 1])
@@ -166,7 +166,7 @@ def test_a_step_makes_the_frames_for_which_there_are_pages(comparison: MakeCompa
 def test_a_page_that_other_positions_have_overwritten_has_no_prefix(
     comparison: MakeComparison,
 ) -> None:
-    b = comparison("0b6", blocks=1)
+    b = comparison("0b6", blocks=1, shallow=True)
     kernel = _kernel(b, 2, cache_positions=_MAX_POSITIONS)
 
     def begin(num_common: int) -> Tensor:
@@ -196,7 +196,7 @@ def test_a_page_that_other_positions_have_overwritten_has_no_prefix(
 
 def test_a_launch_has_the_pages_that_it_writes(comparison: MakeComparison) -> None:
     """Without `step`, too: benchmarks launch frames themselves."""
-    b = comparison("0b6")
+    b = comparison("0b6", shallow=True)
     kernel = _kernel(b, 2)
     _begin(b, kernel, [0])
     step_slots(kernel, [0])

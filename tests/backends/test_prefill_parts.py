@@ -77,7 +77,7 @@ def test_parts_of_a_prompt_do_not_change_codes_of_the_reference(
 def test_parts_of_a_prompt_do_not_change_codes_of_the_kernel(
     comparison: MakeComparison,
 ) -> None:
-    b = comparison("0b6", blocks=2)
+    b = comparison("0b6", blocks=2, shallow=True)
     prompts = [torch.cat([b.prompt, b.prompt, b.prompt]), b.prompt]
     for num_common in (0, len(b.prompt) - 1):
         hidden: list[Tensor] = []

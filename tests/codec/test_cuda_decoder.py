@@ -194,18 +194,18 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
     plain, tiles = make(codec), RandomTiles(0)
     other = make(codec, choose=tiles)
-    codes = [some_codes(3, seed) for seed in range(3)]
-    made: list[list[NDArray[np.int16]]] = [[], [], []]
-    for slot in range(3):
+    codes = [some_codes(3, seed) for seed in range(2)]
+    made: list[list[NDArray[np.int16]]] = [[], []]
+    for slot in range(2):
         other.load_slot(slot)
-    for ends in ((1, 2, 0), (3, 3, 3)):  # chunks of all lengths, with a history and without
+    for ends in ((1, 0), (3, 3)):  # chunks of all lengths, one with a history
         starts = [len(samples) // other.samples_per_frame for samples in map(joined, made)]
-        slots = [slot for slot in range(3) if ends[slot] > starts[slot]]
+        slots = [slot for slot in range(2) if ends[slot] > starts[slot]]
         requests = [DecodeRequest(slot, codes[slot][starts[slot] : ends[slot]]) for slot in slots]
         for slot, samples in zip(slots, other.decode(requests)(), strict=True):
             assert samples is not None
             made[slot].append(samples)
-    for slot in range(3):
+    for slot in range(2):
         expected = decode_chunks(plain, slot, codes[slot], [1, 2])
         np.testing.assert_array_equal(joined(made[slot]), expected)
     assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}

@@ -194,7 +194,7 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The codec reads the codes from the memory that the decode kernel writes."""
-    pair = comparison("0b6", blocks=2)
+    pair = comparison("0b6", blocks=2, shallow=True)
     vocoder = CudaDecoder(*codec_parts.codec, slots=4, kernels=codec_parts.kernels)
     prompt_builder = PromptBuilder(pair.half.model.embeddings, pair.config, load().tokenizer)
     decoder = Decoder(*codec_parts.codec)

@@ -6,6 +6,7 @@ options and the compiler, so that later runs and parallel test workers share one
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -28,6 +29,7 @@ _OPTIONS = (
 )
 
 
+@functools.cache
 def load_library(source: str, *options: str, checks: str = "") -> ctypes.CDLL:
     """Loads the library of a source beside this file; compiles it unless it is cached.
 

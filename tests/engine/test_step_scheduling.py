@@ -48,7 +48,7 @@ def test_chunks_other_streams_and_live_text_do_not_change_codes(
     load: Callable[..., LoadedModel],
 ) -> None:
     """With frame limits and the guard, while sessions are opened and cancelled."""
-    reference = ReferenceEngine(load(size="1b7"), num_slots=4)
+    reference = ReferenceEngine(load(size="1b7", shallow=True), num_slots=4)
     samplings = [
         Sampling(seed=1, max_frames=30),
         Sampling(seed=2),  # until the guard ends it
