@@ -63,11 +63,11 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
   // force all of it into local memory.
   template <class S, bool InputIsExchanged, class Finish>
   DEVICE bool run_network(const Network& n, const WideBuffers& buffers, EpochTags& layer_tags,
-                          WideTags& tags, bool exchanges_result, Finish finish) {
+                          WideTags& tags, Finish finish) {
     WideTags copied = tags;
     context_.epoch_tags = layer_tags;
-    const bool ok = run_wide_layers<S, InputIsExchanged>(context_, n, buffers, copied,
-                                                         pass_columns(), exchanges_result, finish);
+    const bool ok =
+        run_wide_layers<S, InputIsExchanged>(context_, n, buffers, copied, pass_columns(), finish);
     layer_tags = context_.epoch_tags, tags = copied;
     return ok;
   }
@@ -98,7 +98,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
         return valid && stream_states()[c].starts_from_prompt ? prompt_hidden(c)[k] : x;
       };
       if (!run_network<Talker, false>(s_.talker, p_.wide_talker, talker_layer_tags_, talker_tags_,
-                                      true, finish)) {
+                                      finish)) {
         return false;
       }
       exchange_final_scales<Talker>(s_.talker, p_.wide_talker, talker_tags_);
@@ -182,7 +182,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
                                    predictor_tags_, input);
     }
     if (!run_network<Predictor, M::has_input_projection>(
-            s_.predictor, buffers, predictor_layer_tags_, predictor_tags_, pass > 0, keep)) {
+            s_.predictor, buffers, predictor_layer_tags_, predictor_tags_, keep)) {
       return false;
     }
     if (pass == 0) return true;

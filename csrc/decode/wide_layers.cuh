@@ -168,12 +168,12 @@ struct ResidualOperand {
 };
 
 // x += W a, for the rows that this thread block owns. Reads a in operand layout [columns,
-// Shape::k]. If `exchanges_result`, writes finish(column, k, x) to `residual`, float layout
+// Shape::k]. If the result `has_reader`, writes finish(column, k, x) to `residual`, float layout
 // [columns, Shape::rows], and its product with `norm` to `normed`, in operand layout.
 template <class Shape, class Context, class Finish>
 DEVICE bool project_wide_and_add(Context& context, Phase phase, WideInput input, const bf16* norm,
                                  uint32_t* residual, uint32_t residual_tag, uint32_t* normed,
-                                 uint32_t normed_tag, bool exchanges_result, Finish finish) {
+                                 uint32_t normed_tag, bool has_reader, Finish finish) {
   constexpr int kMaxColumns = Context::max_columns;
   const RowGroupRange row_groups = context.row_groups[phase];
   auto preload = [&](const WideResult& r) {
@@ -181,7 +181,7 @@ DEVICE bool project_wide_and_add(Context& context, Phase phase, WideInput input,
                            to_float(norm[r.k])};
   };
   auto store = [&](const WideResult& r, float sum, ResidualOperand operand, bool valid) {
-    valid = valid && exchanges_result;
+    valid = valid && has_reader;
     float x = operand.x + sum * kPairUnscale;
     if (valid) context.residual.at(row_groups, r.row_group, r.row, r.column) = x;
     const uint32_t tagged = tag_value(finish(r.column, r.k, x, valid), residual_tag);
@@ -195,12 +195,12 @@ DEVICE bool project_wide_and_add(Context& context, Phase phase, WideInput input,
 
 // Runs all layers for a pass; returns false after a timeout. Reads mlp_normed and mlp_scales; if
 // `InputIsExchanged`, the scales are still to be computed from mlp_residual. With `HasPrompts`,
-// several columns may have one slot. If `exchanges_result`, writes mlp_residual and mlp_normed,
-// with the weight of the final norm. finish(column, k, x, valid) returns the last layer's residual.
+// several columns may have one slot. Writes mlp_residual and mlp_normed, with the weight of the
+// final norm, but not at the predictor's position 0, which has no head. finish(column, k, x, valid)
+// returns the last layer's residual.
 template <class S, bool InputIsExchanged, bool HasPrompts = false, class Context, class Finish>
 DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffers& buffers,
-                            WideTags& tags, const Column* columns, bool exchanges_result,
-                            Finish finish) {
+                            WideTags& tags, const Column* columns, Finish finish) {
   constexpr int kMaxColumns = Context::max_columns;
   constexpr int kNormSize = 2 * S::hidden_size + 2 * kHeadDim;  // norm weights of a layer
   const Params& p = context.p;
@@ -271,17 +271,19 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
     }
 
     // down: x += W_down m, to exchange.mlp_residual and mlp_normed.
-    const bool is_last = layer + 1 == num_layers, exchanges_layer = !is_last || exchanges_result;
+    const bool is_last = layer + 1 == num_layers;
     // Orders the pass's keys and values before the results that later passes depend on.
     if (is_last) thread_fence();
-    if (exchanges_layer) tags.residual.advance(num_columns), tags.input.advance(num_columns);
+    // Not a parameter: a register that lives through all layers is spilled.
+    const bool has_reader = !S::short_context || !is_last || columns[0].position > 0;
+    if (has_reader) tags.residual.advance(num_columns), tags.input.advance(num_columns);
     auto finish_last = [&](int column, int k, float x, bool valid) {
       return is_last ? finish(column, k, x, valid) : x;
     };
     if (!project_wide_and_add<typename S::Down>(
             context, kDown, WideInput{exchange.mlp_hidden, tag, kGateUp},
             is_last ? n.final_norm : norms + kNormSize, exchange.mlp_residual, tags.residual.of(0),
-            buffers.mlp_normed, tags.input.of(0), exchanges_layer, finish_last)) {
+            buffers.mlp_normed, tags.input.of(0), has_reader, finish_last)) {
       return false;
     }
   }

@@ -49,7 +49,7 @@ class WidePromptPrefill : BlockContext<M, MaxColumns> {
         [&](int c, int k) { return load_bf16x4(rows + c * Talker::hidden_size + k); });
     const auto keep = [](int, int, float x, bool) { return x; };
     const bool ok = run_wide_layers<Talker, false, true>(context_, s_.talker, p_.wide_talker, tags,
-                                                         pass_columns(), true, keep);
+                                                         pass_columns(), keep);
     if (ok) store_hidden_states(tags.residual.of(0));
     finish();
   }
