@@ -1,7 +1,7 @@
 """The hosts under which clients reach a server: the guard against DNS rebinding.
 
 A page of another site can have its own name resolve to 127.0.0.1. To a browser the server on this
-machine is then of the page's site, and the name in the header `Host` is all that tells.
+machine is then of the page's site, and differs in the name in the header `Host` only.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""What the log tells of streams that fail."""
+"""The log of streams that fail."""
 
 import asyncio
 import json
