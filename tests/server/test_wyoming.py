@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import errno
 import json
 import socket
@@ -355,6 +356,7 @@ def test_a_client_that_does_not_read_is_disconnected(
     monkeypatch.setattr("megakernel_tts.server.wyoming_connection._CLOSE_TIMEOUT_S", 0.1)
     request = json.dumps({"type": "synthesize", "data": {"text": TEXT * 1000}}) + "\n"
     process = psutil.Process()
+    gc.collect()  # files of earlier tests, which may also be closed later
     num_open = process.num_fds()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
@@ -363,7 +365,7 @@ def test_a_client_that_does_not_read_is_disconnected(
         wait_until(lambda: home.num_streams == 1)
         wait_until(lambda: home.num_streams == 0)
         # The server's socket is closed although its buffer is full.
-        wait_until(lambda: process.num_fds() == num_open + 1)
+        wait_until(lambda: process.num_fds() <= num_open + 1)
 
 
 def test_an_idle_connection_is_closed(home: WyomingServer, monkeypatch: pytest.MonkeyPatch) -> None:
