@@ -1,6 +1,6 @@
 import asyncio
-import gc
 import errno
+import gc
 import json
 import socket
 import struct
