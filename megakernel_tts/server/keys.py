@@ -13,7 +13,7 @@ class Priority(IntEnum):
     """Classes of requests, the most urgent first.
 
     `LIVE` speech has a listener who waits for it. `PREFETCH` speech will be needed soon. `BATCH`
-    speech has no listener who waits.
+    speech is for later.
     """
 
     LIVE = 0
