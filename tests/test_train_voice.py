@@ -359,6 +359,14 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     assert grad.isfinite().all() and (grad != 0).any(1).all()
 
 
+def test_the_distance_of_spectra_depends_on_the_phases_of_low_frequencies_only() -> None:
+    angles = 2 * torch.pi / SAMPLE_RATE * torch.arange(SAMPLE_RATE // 2)[None]
+    low, high = 0.1 * torch.sin(300 * angles), 0.1 * torch.sin(3000 * angles)
+    spectra = Spectra(torch.device("cpu"))
+    assert spectra.distance(high - low, low + high) > 3
+    assert spectra.complex_distance(low - high, low + high) < 0.1
+
+
 def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
     work, num_texts = Work(tmp_path), 2 * HELD_OUT_INTERVAL + 10
     work.write_corpus([("clara", "a")] * num_texts)

@@ -10,6 +10,7 @@ from torch import Tensor
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
+_COMPLEX_SIZES, _COMPLEX_TOP_HZ, _COMPLEX_WEIGHT = (1024, 512), 1000, 1.5
 
 
 def _mel_filters(size: int, mels: int) -> Tensor:
@@ -59,7 +60,7 @@ class Spectra:
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
 
     def distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Mean distance of magnitudes, their logarithms and log-mels at all resolutions."""
+        """Mean distance of magnitudes, their logarithms and log-mels, and of phases up to 1 kHz."""
         total = decoded.new_zeros(())
         for size in _SIZES:
             floor = 2e-2 * (size / 1024) ** 0.5
@@ -71,6 +72,22 @@ class Spectra:
             if size >= 512:
                 difference = self.log_mel(a, size) - self.log_mel(b, size)
                 total = total + 1.5 * difference.abs().mean()
+        return total + _COMPLEX_WEIGHT * self.complex_distance(decoded, target)
+
+    def complex_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
+        """Distance of complex spectra up to 1 kHz, relative to the target's mean magnitude.
+
+        Distances of magnitudes leave the codec no reason to encode the phases of the harmonics,
+        without which voiced speech is not periodic.
+        """
+        total = decoded.new_zeros(())
+        for size in _COMPLEX_SIZES:
+            bins = _COMPLEX_TOP_HZ * size // 24_000 + 1
+            a = self.transform(decoded, size)[..., :bins]
+            with torch.no_grad():
+                b = self.transform(target, size)[..., :bins]
+                mean = b.square().sum(-2).sqrt().mean()
+            total = total + ((a - b).square().sum(-2) + 1e-8).sqrt().mean() / (mean + 1e-3)
         return total
 
     def mel_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
