@@ -6,6 +6,7 @@ import pytest
 from bench import server_soak
 from bench.server_soak import ServerSoakReport, soak
 from bench.simulation import simulated_tts
+from bench.virtual_time import run_in_virtual_time
 from megakernel_tts.server.speech_stream import SpeechStream
 
 
@@ -47,5 +48,5 @@ def test_a_session_may_wait_as_long_as_others_end(
         monkeypatch.setattr(server_soak, name, session)
     monkeypatch.setattr(server_soak, "_SESSION_TIMEOUT_S", timeout_s)
     report = ServerSoakReport()
-    asyncio.run(server_soak._run_all("localhost:1", 10, 0, report))
+    run_in_virtual_time(server_soak._run_all("localhost:1", 10, 0, report), 10 * timeout_s)
     assert bool(report.failures) is not others
