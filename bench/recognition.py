@@ -1,16 +1,14 @@
-"""Speed of recognition: chunks of a streaming model and its decoder on a GPU, features on a CPU.
+"""Speed of recognition on a GPU: chunks of a streaming model, and its decoder.
 
 python -m bench.recognition chunk --streams 1,64 --json bench/results/recognition-chunk.json
 python -m bench.recognition decode --nemo --json bench/results/recognition-decode.json
-python -m bench.recognition features --json bench/results/recognition-features-cpu.json
 
 The models have the released sizes and random weights, with a bias of blank that gives 0.35 tokens
-per frame. `chunk` measures from samples to tokens: features, encoder, decoder and the copy of the
-tokens. `decode` measures the decoder with its projection of frames, and beside it the decoder in
+per frame. `chunk` measures from samples to tokens, and of this the CUDA graph, from its launch to
+its end: features, encoder, decoder and the copies; the rest is work of the host. Packets have 20
+ms. `decode` measures the decoder with its projection of frames, and beside it the decoder in
 torch, which runs every operation by itself, and with --nemo NeMo's, whose loops are WHILE nodes of
-a CUDA graph; docs/recognition.md says how to install it. `features` measures those of a chunk of 80
-ms that arrives in packets of 20 ms: of all streams together, as the engine computes them, and of
-each packet.
+a CUDA graph; docs/recognition.md says how to install it.
 """
 
 import argparse
@@ -35,7 +33,7 @@ from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE, TransducerConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, random_model
 from megakernel_stt.model.weights import TransducerWeights
 from megakernel_stt.network.encoder import ENDLESS
-from megakernel_stt.network.features import MelStream, mel_filters, take_mel_frames
+from megakernel_stt.network.features import LogMel
 from megakernel_stt.network.transducer import Transducer, TransducerState
 
 TOKENS_PER_FRAME = 0.35
@@ -46,7 +44,6 @@ _NUM_WARMUPS = 20  # chunks that are not measured
 _NUM_UNMEASURED = 3  # launches, the first ones
 _EQUALITY = "nemo_tokens_equal_in_float32"
 _PACKET_S = 0.02  # of audio, as Pipecat sends it
-_NUM_BINS = 128
 
 MakeTransducer = Callable[[TransducerWeights, TransducerConfig], Transducer]
 Launches = list[Callable[[], object]]
@@ -112,12 +109,29 @@ def noise(seconds: float, seed: int) -> np.ndarray:
 
 def noise_mels(model: Model, num_chunks: int, seed: int) -> Tensor:
     """Features [frames, bins] of noise, enough for so many chunks."""
-    stream = MelStream(mel_filters(model.config.encoder.num_mels))
-    return stream.push(noise(FRAME_S * num_chunks + 1, seed))
+    log_mel = LogMel(model.config.encoder.num_mels, torch.device("cpu"))
+    return log_mel.recording(noise(FRAME_S * num_chunks + 1, seed))
+
+
+def time_graphs(recogniser: SlotRecogniser) -> list[float]:
+    """A list that receives the seconds of every graph that a recogniser replays from now on."""
+    times_s = list[float]()
+
+    def timed(replay: Callable[[], None]) -> Callable[[], None]:
+        def measure() -> None:
+            begin = time.perf_counter()
+            replay()
+            times_s.append(time.perf_counter() - begin)
+
+        return measure
+
+    for step in recogniser.steps:
+        step.replay = timed(step.replay)
+    return times_s
 
 
 def measure_chunks(
-    recogniser: SlotRecogniser, num_streams: int, num_chunks: int, bins: int
+    recogniser: SlotRecogniser, num_streams: int, num_chunks: int
 ) -> dict[str, object]:
     """Times of the chunks of streams that advance together.
 
@@ -125,33 +139,30 @@ def measure_chunks(
         recogniser: With a lookahead of 0.
         num_streams: Streams.
         num_chunks: Chunks that are measured, after some that are not.
-        bins: Of the features.
     """
-    samples_per_chunk = round(FRAME_S * SAMPLE_RATE)
+    size, packets_per_chunk = round(_PACKET_S * SAMPLE_RATE), round(FRAME_S / _PACKET_S)
     seconds = (num_chunks + _NUM_WARMUPS) * FRAME_S
     audio = [noise(seconds, seed) for seed in range(num_streams)]
     streams = [recogniser.start(0) for _ in audio]
-    features = [MelStream(mel_filters(bins)) for _ in audio]
-    all_s, step_s = list[float](), list[float]()
+    graph_s, all_s, host_s = time_graphs(recogniser), list[float](), list[float]()
     for i in range(num_chunks + _NUM_WARMUPS):
+        starts = [(i * packets_per_chunk + k) * size for k in range(packets_per_chunk)]
         begin = time.perf_counter()
-        for mel_stream, samples in zip(features, audio, strict=True):
-            mel_stream.add(samples[i * samples_per_chunk : (i + 1) * samples_per_chunk])
-        for stream, mels in zip(streams, take_mel_frames(features), strict=True):
-            stream.add(mels)
+        for start in starts:
+            for stream, samples in zip(streams, audio, strict=True):
+                stream.add(samples[start : start + size])
         ready = [stream for stream in streams if recogniser.is_ready(stream)]
-        computed = time.perf_counter()
         if len(ready) == num_streams:
             recogniser.step(ready)
             if i >= _NUM_WARMUPS:
-                end = time.perf_counter()
-                all_s.append(end - begin)
-                step_s.append(end - computed)
+                all_s.append(time.perf_counter() - begin)
+                host_s.append(all_s[-1] - graph_s[-1])
     num_frames = sum(stream.num_frames for stream in streams)
     return {
         "streams": num_streams,
         "samples_to_tokens": percentiles(all_s),
-        "features_to_tokens": percentiles(step_s),
+        "graph": percentiles(graph_s[-len(all_s) :]),
+        "host": percentiles(host_s),
         "tokens_per_frame": round(sum(len(s.tokens) for s in streams) / num_frames, 3),
     }
 
@@ -169,12 +180,12 @@ def chunk(options: argparse.Namespace) -> dict[str, object]:
     weights, _ = calibrated(model.weights.transducer, config, frames, load_transducer)
     del plain, decoder
     model = replace(model, weights=replace(model.weights, transducer=weights))
-    decoder, bins = load_transducer(weights, config), model.config.encoder.num_mels
+    decoder = load_transducer(weights, config)
     rows = list[dict[str, object]]()
     for name, kernels in (("kernels", conformer), ("torch", None)):
         recogniser = SlotRecognisers(model, decoder, kernels, max(options.streams)).make(0)
         for n in options.streams:
-            rows.append({"encoder": name} | measure_chunks(recogniser, n, options.chunks, bins))
+            rows.append({"encoder": name} | measure_chunks(recogniser, n, options.chunks))
     return {"chunk_ms": round(1000 * FRAME_S), "lookahead": 0, "rows": rows}
 
 
@@ -335,42 +346,6 @@ def decode(options: argparse.Namespace) -> dict[str, object]:
     return figures | {"rows": rows}
 
 
-def measure_features(num_streams: int, num_chunks: int, bins: int) -> dict[str, float]:
-    """Median times of the features of a chunk.
-
-    Args:
-        num_streams: Streams that advance together.
-        num_chunks: Chunks that are measured.
-        bins: Of the features.
-    """
-    audio = [noise((num_chunks + 1) * FRAME_S, seed) for seed in range(num_streams)]
-    packets_per_chunk = round(FRAME_S / _PACKET_S)
-    size, filters = round(_PACKET_S * SAMPLE_RATE), mel_filters(bins)
-    together, each = ([MelStream(filters) for _ in audio] for _ in range(2))
-    together_s, each_s = list[float](), list[float]()
-    for i in range(num_chunks):
-        starts = [(i * packets_per_chunk + k) * size for k in range(packets_per_chunk)]
-        begin = time.perf_counter()
-        for start in starts:
-            for stream, samples in zip(together, audio, strict=True):
-                stream.add(samples[start : start + size])
-        take_mel_frames(together)
-        middle = time.perf_counter()
-        for start in starts:
-            for stream, samples in zip(each, audio, strict=True):
-                stream.push(samples[start : start + size])
-        together_s.append(middle - begin)
-        each_s.append(time.perf_counter() - middle)
-    together_ms, each_ms = (1000 * float(np.median(times)) for times in (together_s, each_s))
-    row = {"streams": num_streams, "together_ms": round(together_ms, 3)}
-    return row | {"each_packet_ms": round(each_ms, 3)}
-
-
-def features(options: argparse.Namespace) -> dict[str, object]:
-    """Measures features on the CPU."""
-    return {"rows": [measure_features(n, options.chunks, _NUM_BINS) for n in options.streams]}
-
-
 def numbers(text: str) -> list[int]:
     """Numbers between commas."""
     return [int(part) for part in text.split(",")]
@@ -381,15 +356,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parts = {"chunk": chunk, "decode": decode, "features": features}
+    parts = {"chunk": chunk, "decode": decode}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument(
-        "--streams", type=numbers, default=[1, 64], help="of chunk and features; default 1,64"
-    )
-    parser.add_argument(
-        "--chunks", type=int, default=500, help="of chunk and features; default 500"
-    )
+    parser.add_argument("--streams", type=numbers, default=[1, 64], help="of chunk; default 1,64")
+    parser.add_argument("--chunks", type=int, default=500, help="of chunk; default 500")
     parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--vocabularies", type=numbers, default=[1025, 8193, 13088])
     parser.add_argument("--frames", type=int, default=50, help="of decode; default 50")
@@ -406,10 +377,10 @@ def main() -> int:
         parser.error("--nemo is of decode, and needs nemo_toolkit: see docs/recognition.md")
     with torch.inference_mode():
         figures = parts[options.part](options)
-    device = {} if options.part == "features" else {"gpu": torch.cuda.get_device_name()}
     command = f"bench.recognition {options.part}" + " --nemo" * options.nemo
     packages = ("torch", "nemo_toolkit") if options.nemo else ("torch",)
-    write(device | {"command": command} | figures, options.json, packages)
+    gpu = {"gpu": torch.cuda.get_device_name()}
+    write(gpu | {"command": command} | figures, options.json, packages)
     return int(figures.get(_EQUALITY) is False)
 
 

@@ -34,7 +34,6 @@ from megakernel_stt.kernels.transducer import (
 from megakernel_stt.model.checkpoint import Model, load_model
 from megakernel_stt.model.config import AUTO, FRAME_S, SAMPLE_RATE
 from megakernel_stt.model.hub import find_model
-from megakernel_stt.network.features import mel_filters
 from megakernel_stt.network.transducer import Transducer
 from megakernel_stt.session import EventQueue, Final, Inbox, Session
 from megakernel_stt.transcript import Transcript
@@ -58,7 +57,6 @@ class STT:
         self._model = model
         self._name = name
         self._final_latencies_s: dict[int | None, float] = {}  # as the keys of `_recognisers`
-        self._filters = mel_filters(model.config.encoder.num_mels)
         # By lookahead in milliseconds; None for the one of an offline model.
         with torch.inference_mode():
             self._recognisers = _make_recognisers(model, slots)
@@ -255,7 +253,7 @@ class STT:
         recogniser = self._recognisers[self._key(lookahead_ms)]
 
         def make(inbox: Inbox, events: EventQueue) -> Stream:
-            return Stream(recogniser, self._filters, prompt, inbox, events)
+            return Stream(recogniser, prompt, inbox, events)
 
         return self._engine.open(make, wait=wait)
 

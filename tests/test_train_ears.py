@@ -19,7 +19,7 @@ from examples.train_ears.tokenizer import train_tokenizer
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import read_model_config
 from megakernel_stt.model.weights import Weights, model_specs
-from megakernel_stt.network.features import MelStream, mel_filters
+from megakernel_stt.network.features import LogMel as EngineLogMel
 from megakernel_stt.network.transducer import Transducer
 from megakernel_stt.text.tokenizer import Tokenizer
 from tests.stt.streams import encode
@@ -175,11 +175,10 @@ def test_the_transducer_in_training_is_the_engines(tmp_path: Path) -> None:
 
 
 def test_features_in_training_are_the_engines() -> None:
-    filters, mels = mel_filters(80), LogMel(80, CPU)
+    engine, mels = EngineLogMel(80, CPU), LogMel(80, CPU)
     for samples in (160, 8000, 16_001):
         wave = 0.1 * draw(samples)
-        stream = MelStream(filters)
-        golden = torch.cat([stream.push(wave.numpy()), stream.rest()])
+        golden = engine.recording(wave.numpy())
         found = mels(F.pad(wave, (0, 400))[None], torch.tensor([samples]))[0, : len(golden)]
         torch.testing.assert_close(found, golden, rtol=0, atol=1e-4)
 

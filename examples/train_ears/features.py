@@ -13,7 +13,7 @@ _LOG_FLOOR = 2**-24
 
 
 class LogMel:
-    """Features as `megakernel_stt.network.features.MelStream` computes them for one recording."""
+    """Features as `megakernel_stt.network.features.LogMel` computes them for recordings."""
 
     def __init__(self, num_mels: int, device: torch.device) -> None:
         self._filters = mel_filters(num_mels).to(device)

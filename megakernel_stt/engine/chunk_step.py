@@ -1,11 +1,14 @@
 """The computation of a chunk of several streams with constant addresses, as a CUDA graph on a GPU.
 
-Its inputs are copied from pinned memory and its tokens to pinned memory, both within the graph: the
-host writes the inputs, replays the graph and waits once.
+Its inputs, samples and numbers of every stream, are one copy from pinned memory, and its tokens one
+to pinned memory, both within the graph: the host writes the inputs, replays the graph and waits
+once.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,10 +16,11 @@ from megakernel_stt.engine.recogniser import Chunks
 from megakernel_stt.engine.slots import SlotPool
 from megakernel_stt.kernels.transducer import KernelTransducer
 
-# Mels, lengths, prompts, state slots to read and to write -> frames.
-Encode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+# Samples, their counts, lengths, prompts, state slots to read and to write -> frames.
+Encode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 _NUM_WARMUPS = 2  # of the libraries, before a graph is recorded
+_NUM_NUMBERS = 6  # of a stream
 
 
 class GraphRecorder:
@@ -65,6 +69,7 @@ class ChunkStep:
 
     Attributes:
         batch: Streams at most.
+        replay: Computes the inputs' results and waits for them.
     """
 
     def __init__(
@@ -72,8 +77,7 @@ class ChunkStep:
         encode: Encode,
         transducer: KernelTransducer,
         pool: SlotPool,
-        shape: tuple[int, int, int],
-        dtype: torch.dtype,
+        shape: tuple[int, int],
         chunk_size: int,
         recorder: GraphRecorder | None,
     ) -> None:
@@ -83,32 +87,39 @@ class ChunkStep:
             encode: Encodes a chunk, and moves the states of the encoder from slot to slot.
             transducer: The decoder.
             pool: States.
-            shape: Streams at most, mel frames of a chunk, bins.
-            dtype: Of the model.
+            shape: Streams at most, samples of a chunk.
             chunk_size: Frames of a chunk.
             recorder: None on a CPU, where the computation is run instead of replayed.
         """
         self.batch = shape[0]
+        self._shape = shape
         self._encode, self._transducer, self._pool = encode, transducer, pool
         pinned, results = recorder is not None, transducer.results_shape(self.batch, chunk_size)
-        self._mels = torch.zeros(shape, dtype=dtype, pin_memory=pinned)
-        self._numbers = torch.zeros(5, self.batch, dtype=torch.int64, pin_memory=pinned)
+        size = _NUM_NUMBERS * self.batch + -(-math.prod(shape) // 2)  # two samples in an int64
+        self._inputs = torch.zeros(size, dtype=torch.int64, pin_memory=pinned)
+        self._samples, self._numbers = (part.numpy() for part in self._unpack(self._inputs))
         self._results = torch.zeros(results, dtype=torch.int32, pin_memory=pinned)
-        self._set_numbers([])
-        self._run = self._compute if recorder is None else recorder.record(self._compute)
+        self._missing = np.array([0, 0, 0, 0, pool.start.index, pool.unused])[:, None]
+        self._set_numbers([[]] * _NUM_NUMBERS)
+        self.replay = self._compute if recorder is None else recorder.record(self._compute)
 
-    def _set_numbers(self, columns: Sequence[Sequence[int]]) -> None:
-        """Sets the numbers of every stream; the other rows have no frame."""
-        missing = [0, 0, 0, self._pool.start.index, self._pool.unused]
-        rows = [*columns, *[missing] * (self.batch - len(columns))]
-        self._numbers.copy_(torch.tensor(rows).t())
+    def _unpack(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples float32 [streams, samples] and numbers int64 [6, streams] of the inputs."""
+        numbers, samples = inputs.tensor_split([_NUM_NUMBERS * self.batch])
+        samples = samples.view(torch.float32)[: math.prod(self._shape)]
+        return samples.view(self._shape), numbers.view(_NUM_NUMBERS, self.batch)
+
+    def _set_numbers(self, rows: Sequence[Sequence[int]]) -> None:
+        """Sets the numbers of every stream; the other streams have no frame."""
+        count = len(rows[0])
+        self._numbers[:, :count] = rows
+        self._numbers[:, count:] = self._missing
 
     def _compute(self) -> None:
-        device = self._pool.device
-        mels = self._mels.to(device, non_blocking=True)
-        numbers = self._numbers.to(device, non_blocking=True)
-        lengths, prompts, counts, sources, targets = numbers.unbind()
-        frames = self._encode(mels, lengths, prompts, sources, targets)
+        inputs = self._inputs.to(self._pool.device, non_blocking=True)
+        samples, numbers = self._unpack(inputs)
+        num_samples, lengths, prompts, counts, sources, targets = numbers.unbind()
+        frames = self._encode(samples, num_samples, lengths, prompts, sources, targets)
         results = self._transducer.launch(
             self._transducer.project(frames),
             counts.int(),
@@ -130,8 +141,9 @@ class ChunkStep:
             See `KernelTransducer.launch`; on the host, valid until the next call.
         """
         count = len(sources)
-        self._mels[:count] = chunks.mels
-        columns = zip(chunks.lengths, chunks.prompts, chunks.counts, sources, targets, strict=True)
-        self._set_numbers([*columns])
-        self._run()
+        chunks.copy_samples(self._samples[:count])
+        num_samples = [len(samples) for samples in chunks.samples]
+        rows = num_samples, chunks.lengths, chunks.prompts, chunks.counts, sources, targets
+        self._set_numbers(rows)
+        self.replay()
         return self._results[:count]

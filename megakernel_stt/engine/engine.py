@@ -15,7 +15,7 @@ from megakernel_common.errors import EngineBusyError, EngineClosedError
 from megakernel_common.process import OwnerProcess, end_at_exit
 from megakernel_common.wakeup import Wakeup
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
-from megakernel_stt.engine.stream import Stream, compute_features
+from megakernel_stt.engine.stream import Stream
 from megakernel_stt.errors import RecognitionError
 from megakernel_stt.session import EventQueue, Inbox, Session
 
@@ -138,11 +138,6 @@ class Loop:
                 self._remove(entry)
             elif chunk is not None:
                 groups.setdefault(entry.stream.recogniser, []).append((entry, chunk))
-        waiting = [
-            entry.stream for ready in groups.values() for entry, chunk in ready if chunk.num_waiting
-        ]
-        if waiting:
-            compute_features(waiting)
         for recogniser, ready in groups.items():
             for i in range(0, len(ready), _MAX_BATCH):
                 self._step(recogniser, ready[i : i + _MAX_BATCH])

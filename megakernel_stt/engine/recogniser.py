@@ -1,4 +1,4 @@
-"""One step of recognition: the next chunk of several streams, from features to tokens.
+"""One step of recognition: the next chunk of several streams, from samples to tokens.
 
 `Recognition` is the progress of one stream, or of a fork of it that ends earlier. A `Recogniser`
 computes the next chunk of several of them, which may be at different phases.
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.layers import exact_convolutions
@@ -20,13 +21,20 @@ from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import FRAME_S, HOP_SIZE, MELS_PER_FRAME, SAMPLE_RATE
 from megakernel_stt.network.encoder import (
     ENDLESS,
-    FIRST_PADDING,
+    NUM_MISSING,
     EncoderState,
     OfflineEncoder,
     StreamingEncoder,
     num_frames,
 )
-from megakernel_stt.network.features import normalized
+from megakernel_stt.network.features import (
+    PAST_SIZE,
+    LogMel,
+    complete_mels_of,
+    mels_of,
+    normalized,
+    samples_of,
+)
 from megakernel_stt.network.prompt import add_prompt
 from megakernel_stt.network.transducer import Emission, Transducer, TransducerState
 from megakernel_stt.text.words import Token, TokenReader
@@ -39,27 +47,25 @@ class Recognition(Generic[State]):
 
     Attributes:
         prompt: Index of the language.
-        num_mels: Mel frames so far, those that are encoded included.
-        num_waiting: Mel frames whose samples have arrived and that are computed before its step.
+        num_samples: Samples so far.
         num_frames: Frames that are decoded.
-        ended: Whether no features follow.
+        ended: Whether no samples follow.
         state: State of encoder and decoder, of its recogniser's kind.
         tokens: What was recognised.
     """
 
-    def __init__(self, mels: Tensor, state: State, reader: TokenReader, prompt: int) -> None:
+    def __init__(self, num_before: int, state: State, reader: TokenReader, prompt: int) -> None:
         """Begins a stream.
 
         Args:
-            mels: Features before the first.
+            num_before: Samples of zero before the first.
             state: State of encoder and decoder.
             reader: Converts decoded tokens.
             prompt: Index of the language.
         """
         self.prompt = prompt
-        self._mels = (mels,)
-        self.num_mels = 0
-        self.num_waiting = 0
+        self._samples = [np.zeros(num_before, np.float32)]
+        self.num_samples = 0
         self.num_frames = 0
         self.ended = False
         self.state = state
@@ -67,37 +73,42 @@ class Recognition(Generic[State]):
         self._reader = reader
 
     @property
-    def mels(self) -> Tensor:
-        """[mel frames, bins], features that are not encoded yet."""
-        if len(self._mels) > 1:
-            self._mels = (torch.cat(self._mels),)
-        return self._mels[0]
+    def num_mels(self) -> int:
+        """Mel frames so far: all if the stream has ended, else those that stay as they are."""
+        return mels_of(self.num_samples) if self.ended else complete_mels_of(self.num_samples)
 
-    def add(self, mels: Tensor) -> None:
-        """Adds features [mel frames, bins], which are copied when `mels` is read."""
-        if len(mels):
-            self._mels = (*self._mels, mels)
-            self.num_mels += len(mels)
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """[samples] that the mel frames of later chunks depend on."""
+        if len(self._samples) > 1:
+            self._samples = [np.concatenate(self._samples)]
+        return self._samples[0]
 
-    def ending(self, mels: Tensor) -> "Recognition[State]":
-        """A fork that ends after some more features [mel frames, bins]."""
+    def add(self, samples: NDArray[np.float32]) -> None:
+        """Adds samples [samples] at 16 kHz, which nothing may change."""
+        self._samples.append(samples)
+        self.num_samples += len(samples)
+
+    def ending(self, samples: NDArray[np.float32]) -> "Recognition[State]":
+        """A fork that ends after some more samples [samples]."""
         fork = copy.copy(self)
-        fork.add(mels)
+        fork._samples = [*self._samples]
+        fork.add(samples)
         fork.ended = True
         return fork
 
     def advance(
-        self, num_mels: int, num_frames: int, state: State, found: Sequence[Emission]
+        self, num_samples: int, num_frames: int, state: State, found: Sequence[Emission]
     ) -> None:
         """Moves behind a chunk.
 
         Args:
-            num_mels: Features that it takes.
+            num_samples: Samples on which no later chunk depends.
             num_frames: Its frames.
             state: State after it.
             found: Its tokens.
         """
-        self._mels = (self.mels[num_mels:],)
+        self._samples = [self.samples[num_samples:]]
         self.num_frames += num_frames
         self.state = state
         if found:
@@ -139,18 +150,24 @@ class Chunks:
     """The next chunk of several streams, on the host.
 
     Attributes:
-        mels: float32 [streams, mel frames, bins].
+        samples: Of every stream, [samples] float32; fewer than `samples_of` its mel frames where
+            the stream ends.
         lengths: Mel frames in all of a stream that ends in the chunk, otherwise `ENDLESS`.
         counts: Frames of every stream.
         firsts: Index of every stream's first frame.
         prompts: Index of every stream's language.
     """
 
-    mels: Tensor
+    samples: list[NDArray[np.float32]]
     lengths: list[int]
     counts: list[int]
     firsts: list[int]
     prompts: list[int]
+
+    def copy_samples(self, rows: NDArray[np.float32]) -> None:
+        """Copies the samples to rows [streams, samples]; those behind a stream's end stay."""
+        for row, samples in zip(rows, self.samples, strict=True):
+            row[: len(samples)] = samples
 
 
 class ChunkRecogniser(ABC, Generic[State]):
@@ -158,16 +175,18 @@ class ChunkRecogniser(ABC, Generic[State]):
 
     Attributes:
         encoder: Its encoder.
+        log_mel: Its features.
     """
 
     def __init__(self, model: Model, encoder: StreamingEncoder) -> None:
-        """Prepares the tokens.
+        """Prepares features and tokens.
 
         Args:
             model: The model.
             encoder: Its encoder.
         """
         self.encoder = encoder
+        self.log_mel = _make_log_mel(model)
         self._model = model
         self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
 
@@ -196,33 +215,33 @@ class ChunkRecogniser(ABC, Generic[State]):
 
     def start(self, prompt: int) -> Recognition[State]:
         """A new stream, with the index of its language."""
-        padding = torch.zeros(FIRST_PADDING, self._model.config.encoder.num_mels)
-        return Recognition(padding, self.start_state(), self._reader, prompt)
+        num_before = NUM_MISSING * HOP_SIZE + PAST_SIZE
+        return Recognition(num_before, self.start_state(), self._reader, prompt)
 
     def is_ready(self, recognition: Recognition[State]) -> bool:
         """Whether a stream has a whole chunk, or its last one."""
         if recognition.ended:
             return _num_left(recognition) > 0
-        return len(recognition.mels) + recognition.num_waiting >= self.encoder.num_mels
+        end = recognition.num_frames + self.encoder.chunk_size
+        return recognition.num_mels >= end * MELS_PER_FRAME - NUM_MISSING
 
     def check_length(self, recognition: Recognition[State]) -> None:
         """Does nothing: a stream may have any length."""
 
     def step(self, recognitions: Sequence[Recognition[State]]) -> None:
         """Computes the next chunk of each stream, all of which are ready."""
-        size, chunk_size = self.encoder.num_mels, self.encoder.chunk_size
-        mels = [r.mels[:size] for r in recognitions]
-        mels = [m if len(m) == size else F.pad(m, (0, 0, 0, size - len(m))) for m in mels]
+        size, chunk_size = samples_of(self.encoder.num_mels), self.encoder.chunk_size
         chunks = Chunks(
-            torch.stack(mels),
+            [r.samples[:size] for r in recognitions],
             [r.num_mels if r.ended else ENDLESS for r in recognitions],
             [min(_num_left(r), chunk_size) if r.ended else chunk_size for r in recognitions],
             [r.num_frames for r in recognitions],
             [r.prompt for r in recognitions],
         )
         states, found = self.compute(chunks, [r.state for r in recognitions])
+        num_samples = self.encoder.num_mels * HOP_SIZE
         for i, recognition in enumerate(recognitions):
-            recognition.advance(size, chunks.counts[i], states[i], found[i])
+            recognition.advance(num_samples, chunks.counts[i], states[i], found[i])
 
     def encode(
         self, mels: Tensor, lengths: Tensor, prompts: Tensor, state: EncoderState
@@ -270,8 +289,12 @@ class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]])
         """Computes chunks; see `ChunkRecogniser.compute`."""
         like = self._model.weights.encoder.subsampling.linear.weight
         encoders, transducers = zip(*states, strict=True)
+        rows = np.zeros((len(states), samples_of(self.encoder.num_mels)), np.float32)
+        chunks.copy_samples(rows)
+        counts = torch.tensor([len(samples) for samples in chunks.samples], device=like.device)
+        mels = self.log_mel(torch.from_numpy(rows).to(like.device), counts)
         frames, encoded = self.encode(
-            chunks.mels.to(like),
+            mels.to(like.dtype),
             torch.tensor(chunks.lengths, device=like.device),
             torch.tensor(chunks.prompts, device=like.device),
             EncoderState.join([*encoders]),
@@ -292,6 +315,7 @@ class OfflineRecogniser:
             transducer: Its decoder.
         """
         self._encoder = OfflineEncoder(model.weights.encoder, model.config.encoder)
+        self._log_mel = _make_log_mel(model)
         self._transducer = transducer
         self._model = model
         self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
@@ -302,12 +326,11 @@ class OfflineRecogniser:
 
     def start(self, prompt: int) -> Recognition[TransducerState]:
         """A new stream; the model has no prompt."""
-        nothing = torch.zeros(0, self._model.config.encoder.num_mels)
-        return Recognition(nothing, self._transducer.start(), self._reader, prompt)
+        return Recognition(0, self._transducer.start(), self._reader, prompt)
 
     def is_ready(self, recognition: Recognition[TransducerState]) -> bool:
-        """Whether a stream has ended and has features."""
-        return recognition.ended and len(recognition.mels) > 0
+        """Whether a stream has ended and is not recognised yet."""
+        return recognition.ended and recognition.num_mels > 0 and not recognition.num_frames
 
     def check_length(self, recognition: Recognition[TransducerState]) -> None:
         """Checks that the model takes as much audio as a recording has.
@@ -316,7 +339,7 @@ class OfflineRecogniser:
             AudioError: It is longer than the model's positions.
         """
         limit = self._model.config.encoder.max_frames * MELS_PER_FRAME
-        if recognition.num_mels + recognition.num_waiting > limit:
+        if recognition.num_mels > limit:
             raise AudioError(
                 f"The audio is longer than {limit * HOP_SIZE / SAMPLE_RATE:.0f} s, the longest "
                 "that this offline model takes; divide it, or load a streaming model."
@@ -332,14 +355,15 @@ class OfflineRecogniser:
             self.check_length(recognition)
         results = [self._recognise(recognition) for recognition in recognitions]
         for recognition, (size, after, found) in zip(recognitions, results, strict=True):
-            recognition.advance(recognition.num_mels, size, after, found)
+            recognition.advance(recognition.num_samples, size, after, found)
 
     def _recognise(
         self, recognition: Recognition[TransducerState]
     ) -> tuple[int, TransducerState, Sequence[Emission]]:
         """The frames of a recording, the decoder's state after it, and its tokens."""
         like = self._model.weights.encoder.subsampling.linear.weight
-        frames = self._encoder.encode(normalized(recognition.mels).to(like))
+        mels = self._log_mel.recording(recognition.samples)
+        frames = self._encoder.encode(normalized(mels).to(like))
         counts = [frames.shape[1]]
         found, after = self._transducer.decode(frames, counts, recognition.state)
         return counts[0], after, found[0]
@@ -348,3 +372,9 @@ class OfflineRecogniser:
 def _num_left(recognition: Recognition[Any]) -> int:
     """Frames of a stream that ends that are not decoded yet."""
     return num_frames(recognition.num_mels) - recognition.num_frames
+
+
+def _make_log_mel(model: Model) -> LogMel:
+    """The features of a model, on its device."""
+    device = model.weights.encoder.subsampling.linear.weight.device
+    return LogMel(model.config.encoder.num_mels, device)

@@ -15,6 +15,7 @@ from megakernel_stt.kernels.transducer import KernelTransducer, read_results
 from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.network.encoder import StreamingEncoder
+from megakernel_stt.network.features import samples_of
 from megakernel_stt.network.transducer import Emission
 
 
@@ -65,7 +66,11 @@ class SlotRecognisers:
 
 
 class SlotRecogniser(ChunkRecogniser[Slot]):
-    """A recogniser whose states are slots of a pool."""
+    """A recogniser whose states are slots of a pool.
+
+    Attributes:
+        steps: A step for each of the numbers of streams, ascending.
+    """
 
     def __init__(
         self,
@@ -88,21 +93,28 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         """
         super().__init__(model, encoder)
         self._pool = pool
-        bins, dtype = model.config.encoder.num_mels, pool.encoder.keys.dtype
-        shape, chunk_size = (encoder.num_mels, bins), encoder.chunk_size
-        self._steps = [
+        num_samples, chunk_size = samples_of(encoder.num_mels), encoder.chunk_size
+        self.steps = [
             ChunkStep(
-                self._encode_slots, transducer, pool, (size, *shape), dtype, chunk_size, recorder
+                self._encode_slots, transducer, pool, (size, num_samples), chunk_size, recorder
             )
             for size in sizes
         ]
 
     def _encode_slots(
-        self, mels: Tensor, lengths: Tensor, prompts: Tensor, sources: Tensor, targets: Tensor
+        self,
+        samples: Tensor,
+        num_samples: Tensor,
+        lengths: Tensor,
+        prompts: Tensor,
+        sources: Tensor,
+        targets: Tensor,
     ) -> Tensor:
         """Encodes a chunk, and moves the states of the encoder."""
+        states = self._pool.encoder
+        mels = self.log_mel(samples, num_samples).to(states.keys.dtype)
         with exact_convolutions(mels.device):
-            frames = self.encoder.encode_slots(mels, lengths, sources, targets, self._pool.encoder)
+            frames = self.encoder.encode_slots(mels, lengths, sources, targets, states)
         return self.with_prompts(frames, prompts)
 
     def start_state(self) -> Slot:
@@ -113,7 +125,7 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         self, chunks: Chunks, states: list[Slot]
     ) -> tuple[list[Slot], list[list[Emission]]]:
         """Computes chunks; see `ChunkRecogniser.compute`."""
-        step = next(step for step in self._steps if step.batch >= len(states))
+        step = next(step for step in self.steps if step.batch >= len(states))
         targets = [self._pool.take() for _ in states]
         results = step.run(chunks, [s.index for s in states], [t.index for t in targets])
         return targets, read_results(results, chunks.firsts)

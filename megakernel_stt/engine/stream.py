@@ -1,31 +1,22 @@
-"""One stream: packets to features to events. The engine thread owns it."""
+"""One stream: packets to samples to events. The engine thread owns it."""
 
-import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megakernel_stt.audio import Resampler
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
-from megakernel_stt.network.features import MelStream, take_mel_frames
 from megakernel_stt.session import EventQueue, Final, Inbox, Packet, Partial, Request
 from megakernel_stt.transcript import Transcript
-
-# A stream computes so many features by itself, so that the samples of a long recording without
-# chunks do not accumulate.
-_MAX_WAITING = 128  # mel frames
 
 
 class Stream:
     """One stream.
 
-    A request forks the recognition: the fork gets the samples that resampler and features hold
-    back, and ends. The stream itself is not changed by it.
+    A request forks the recognition: the fork gets the samples that the resampler holds back, and
+    ends. The stream itself is not changed by it.
 
     Attributes:
         recogniser: Computes its chunks.
@@ -35,7 +26,6 @@ class Stream:
     def __init__(
         self,
         recogniser: Recogniser,
-        filters: Tensor,
         prompt: int,
         inbox: Inbox,
         events: EventQueue,
@@ -44,7 +34,6 @@ class Stream:
 
         Args:
             recogniser: Computes its chunks.
-            filters: See `mel_filters`.
             prompt: Index of the language.
             inbox: Its audio and requests.
             events: Its events.
@@ -53,12 +42,10 @@ class Stream:
         self.finished = False
         self._inbox = inbox
         self._events = events
-        self._mels = MelStream(filters)
         self._resampler = Resampler(SAMPLE_RATE)
         self._sample_rate = SAMPLE_RATE
         self._recognition = recogniser.start(prompt)
         self._fork: Recognition[Any] | None = None
-        self._fork_seconds = 0.0
         self._request: Request = "finalize"  # that the fork answers
         self._num_reported = 0  # tokens
 
@@ -87,7 +74,8 @@ class Stream:
             if isinstance(entry, Packet):
                 self._add(entry)
             else:
-                self._request, self._fork = entry, self._ending()
+                self._request = entry
+                self._fork = self._recognition.ending(self._resampler.rest())
         return None
 
     def report(self) -> None:
@@ -99,7 +87,7 @@ class Stream:
             self._events.put(Partial(Transcript(tokens, decoded_s)))
 
     def _add(self, packet: Packet) -> None:
-        """Adds the features of a packet."""
+        """Adds the samples of a packet."""
         if packet.sample_rate != self._sample_rate:
             self._push(self._resampler.rest())
             self._resampler = Resampler(packet.sample_rate)
@@ -107,34 +95,12 @@ class Stream:
         self._push(self._resampler.push(packet.samples))
 
     def _push(self, samples: NDArray[np.float32]) -> None:
-        self._mels.add(samples)
-        self._recognition.num_waiting = self._mels.num_ready
+        self._recognition.add(samples)
         self.recogniser.check_length(self._recognition)
-        if self._mels.num_ready >= _MAX_WAITING:
-            compute_features([self])
-
-    def _ending(self) -> Recognition[Any]:
-        """A fork that ends after the audio so far."""
-        compute_features([self])
-        mels = copy.copy(self._mels)  # its arrays are replaced, never changed in place
-        last = mels.push(self._resampler.rest())
-        self._fork_seconds = mels.num_samples / SAMPLE_RATE
-        return self._recognition.ending(torch.cat([last, mels.rest()]))
 
     def _answer(self, fork: Recognition[Any]) -> None:
         """Delivers the result of a fork."""
         self.finished = self._request == "end"
         self._fork = None
-        self._events.put(Final(Transcript(fork.tokens, self._fork_seconds), self.finished))
-
-
-def compute_features(streams: Sequence[Stream]) -> None:
-    """Computes the features of all samples that have arrived, of several streams together.
-
-    Args:
-        streams: Of one model, at least one.
-    """
-    found = take_mel_frames([stream._mels for stream in streams])
-    for stream, mels in zip(streams, found, strict=True):
-        stream._recognition.add(mels)
-        stream._recognition.num_waiting = 0
+        transcript = Transcript(fork.tokens, fork.num_samples / SAMPLE_RATE)
+        self._events.put(Final(transcript, self.finished))

@@ -268,6 +268,9 @@ def read_results(results: Tensor, firsts: Sequence[int]) -> list[list[Emission]]
     confidences = numbers.view(np.float32)[..., 3]
     found: list[list[Emission]] = []
     for i, (count, first) in enumerate(zip(numbers[:, 0, 0].tolist(), firsts, strict=True)):
+        if not count:  # most streams: a token is decoded every three frames
+            found.append([])
+            continue
         rows = numbers[i, 1 : 1 + count, :3].tolist()
         values = confidences[i, 1 : 1 + count].tolist()
         tokens = zip(rows, values, strict=True)

@@ -30,7 +30,7 @@ from megakernel_stt.network.layers import (
     position_keys,
 )
 
-FIRST_PADDING = MELS_PER_FRAME - 1  # mel frames before those of a stream's first chunk
+NUM_MISSING = MELS_PER_FRAME - 1  # mel frames of a stream's first chunk that precede the stream
 ENDLESS = 1 << 40  # length of a recording that does not end in a chunk
 
 
@@ -108,8 +108,8 @@ class StreamingEncoder:
         """Encodes one chunk of every stream.
 
         Args:
-            mels: [batch, num_mels, bins]. The first chunk of a stream begins with `FIRST_PADDING`
-                mel frames of zeros, and one that ends in the chunk is padded with zeros.
+            mels: [batch, num_mels, bins]. The first chunk of a stream begins `NUM_MISSING` mel
+                frames before it. Those before the stream or after its end do not matter.
             lengths: [batch] int64, mel frames in all of a stream that ends in the chunk, otherwise
                 `ENDLESS`.
             state: State of the streams before the chunk.
@@ -191,19 +191,15 @@ class StreamingEncoder:
         Returns:
             [batch, chunk_size, hidden], the last input of each stage, and the lengths in frames.
         """
-        x, last_inputs = mels[:, None], []
+        per_frame, last_inputs = MELS_PER_FRAME, []
+        x = _masked(mels[:, None], num_frames, lengths, per_frame)
         stages = self._weights.subsampling.stages
-        for i, (stage, last) in enumerate(zip(stages, before, strict=True)):
+        for stage, last in zip(stages, before, strict=True):
             inputs = torch.cat([last, x], 2)
             last_inputs.append(inputs[:, :, -1:])
             x = convolve(stage, F.pad(inputs, (2, 1)))
-            # A stage's frames before the stream's first and after its last are zero.
-            stage_frames_per_frame = 2 ** (NUM_STAGES - 1 - i)
-            first = (num_frames * stage_frames_per_frame - (stage_frames_per_frame - 1))[:, None]
-            index = first + torch.arange(x.shape[2], device=x.device)
-            lengths = lengths // 2 + 1
-            is_stage_frame = (index >= 0) & (index < lengths[:, None])
-            x = torch.relu(x * is_stage_frame[:, None, :, None])
+            per_frame, lengths = per_frame // 2, lengths // 2 + 1
+            x = torch.relu(_masked(x, num_frames, lengths, per_frame))
         return flatten(self._weights, self._config, x), last_inputs, lengths
 
 
@@ -241,7 +237,22 @@ class OfflineEncoder:
 
 def num_frames(num_mels: int) -> int:
     """Frames of a whole recording of mel frames, with a streaming encoder."""
-    return (num_mels + FIRST_PADDING - 1) // MELS_PER_FRAME + 1 if num_mels else 0
+    return (num_mels + NUM_MISSING - 1) // MELS_PER_FRAME + 1 if num_mels else 0
+
+
+def _masked(x: Tensor, num_frames: Tensor, lengths: Tensor, per_frame: int) -> Tensor:
+    """Sets frames of a stage before the stream's first and after its last to zero.
+
+    Args:
+        x: [batch, channels, frames of the stage, bins].
+        num_frames: [batch] int64, frames of the encoder before the chunk.
+        lengths: [batch] int64, frames of the stage in all.
+        per_frame: Frames of the stage for each frame of the encoder.
+    """
+    first = (num_frames * per_frame - (per_frame - 1))[:, None]
+    index = first + torch.arange(x.shape[2], device=x.device)
+    is_frame = (index >= 0) & (index < lengths[:, None])
+    return x * is_frame[:, None, :, None]
 
 
 def convolve(stage: Stage, x: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""Log-mel features, equal to those that the models were trained with, whole or as audio arrives.
+"""Log-mel features, equal to those that the models were trained with.
 
 A mel frame every 10 ms: a window of 25 ms, centred in a transform of 512 samples, after a
 pre-emphasis. Samples before and after the recording are zero. Computed in float32.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,8 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_common.layers import linear
 from megakernel_stt.model.config import HOP_SIZE, SAMPLE_RATE
+from megakernel_stt.model.weights import Linear
+from megakernel_stt.network.layers import apply
 
 _FFT_SIZE, _WINDOW_SIZE = 512, 400  # samples
 _PREEMPHASIS = 0.97
@@ -22,115 +22,82 @@ _LOG_FLOOR = 2**-24
 _STD_FLOOR = 1e-5
 _REACH = _WINDOW_SIZE // 2  # samples after the centre of a mel frame that it depends on
 _MARGIN = (_FFT_SIZE - _WINDOW_SIZE) // 2
-_WINDOW = F.pad(torch.hann_window(_WINDOW_SIZE, periodic=False), (_MARGIN, _MARGIN))
+_BLOCK_SIZE = 1024  # mel frames of a recording that are computed together
+PAST_SIZE = _REACH + 1  # samples before the centre; the pre-emphasis of the first takes one more
 
 
-class MelStream:
-    """The features of one recording, as its samples arrive.
+class LogMel:
+    """Computes the features of several streams on one device."""
 
-    `add` stores samples, and `take_mel_frames` computes the mel frames of many streams together.
-    """
-
-    def __init__(self, filters: Tensor) -> None:
-        """Begins a recording.
+    def __init__(self, num_mels: int, device: torch.device) -> None:
+        """Makes window and filters.
 
         Args:
-            filters: See `mel_filters`.
+            num_mels: Bins.
+            device: Of the samples.
         """
-        self._filters = filters
-        # From the first sample of the next mel frame on. Replaced, never changed in place.
-        self._emphasised = np.zeros(_FFT_SIZE // 2, np.float32)
-        self._last = np.zeros(1, np.float32)  # the last sample, for the pre-emphasis
-        self._num_samples = 0
-        self._num_mel_frames = 0
+        window = torch.hann_window(_WINDOW_SIZE, periodic=False)
+        self._window = F.pad(window, (_MARGIN, _MARGIN)).to(device)
+        self._filters = Linear(mel_filters(num_mels).to(device), None)
 
-    @property
-    def num_samples(self) -> int:
-        """Samples so far."""
-        return self._num_samples
+    def __call__(self, samples: Tensor, counts: Tensor) -> Tensor:
+        """Computes adjacent mel frames of every stream.
 
-    @property
-    def num_ready(self) -> int:
-        """Mel frames that later samples do not change and that were not taken yet."""
-        num_complete = max((self._num_samples - _REACH) // HOP_SIZE + 1, 0)
-        return num_complete - self._num_mel_frames
-
-    def add(self, samples: NDArray[np.float32]) -> None:
-        """Adds samples.
+        On a CPU a mel frame's bits do not depend on the others.
 
         Args:
-            samples: [samples] float32 at 16 kHz, any number of them.
-        """
-        if not len(samples):
-            return
-        emphasised = samples.copy()
-        emphasised[1:] -= _PREEMPHASIS * samples[:-1]
-        emphasised[:1] -= _PREEMPHASIS * self._last
-        self._emphasised = np.concatenate([self._emphasised, emphasised])
-        self._last = samples[-1:].copy()
-        self._num_samples += len(samples)
-
-    def push(self, samples: NDArray[np.float32]) -> Tensor:
-        """Adds samples and takes the mel frames that are ready, [mel frames, bins]."""
-        self.add(samples)
-        return take_mel_frames([self])[0]
-
-    def rest(self) -> Tensor:
-        """Returns the mel frames that remain if the recording ends here; the stream can continue.
+            samples: [streams, samples_of(mel frames)] float32, from `PAST_SIZE` before the centre
+                of the first mel frame on.
+            counts: [streams] int64, samples before the recording's end. The others count as zero.
 
         Returns:
-            [mel frames, bins]; a recording of n samples has n // 160 mel frames in all.
+            [streams, mel frames, bins] float32.
         """
-        count = self._num_samples // HOP_SIZE - self._num_mel_frames
-        return _log_mels(self._windows(count), self._filters)
+        index = torch.arange(1, samples.shape[1], device=samples.device)
+        emphasised = samples[:, 1:] - _PREEMPHASIS * samples[:, :-1]
+        emphasised = emphasised.masked_fill(index >= counts[:, None], 0.0)
+        windows = F.pad(emphasised, (_MARGIN, _MARGIN)).unfold(1, _FFT_SIZE, HOP_SIZE)
+        spectrum = torch.fft.rfft(windows * self._window)
+        power = torch.view_as_real(spectrum).square().sum(-1)
+        # One product for each mel frame on a CPU: the BLAS chooses the order of a sum by the rows.
+        mels = apply(self._filters, power.flatten(0, 1)[:, None])
+        return torch.log(mels + _LOG_FLOOR).view(*power.shape[:2], -1)
 
-    def _windows(self, count: int) -> Tensor:
-        """Samples of the next mel frames [count, 512].
+    def recording(self, samples: NDArray[np.float32]) -> Tensor:
+        """Computes all mel frames of a recording.
 
-        Missing samples are zero, or have no weight in the window.
+        Args:
+            samples: [samples] float32 at 16 kHz.
+
+        Returns:
+            [mel frames, bins] float32.
         """
-        if count <= 0:
-            return torch.empty(0, _FFT_SIZE)
-        samples = self._emphasised
-        missing = (count - 1) * HOP_SIZE + _FFT_SIZE - len(samples)
-        if missing > 0:
-            samples = np.concatenate([samples, np.zeros(missing, np.float32)])
-        return torch.from_numpy(samples).unfold(0, _FFT_SIZE, HOP_SIZE)[:count]
-
-    def _take_windows(self) -> Tensor:
-        """Moves behind the mel frames that are ready; gives their samples [mel frames, 512]."""
-        count = self.num_ready
-        windows = self._windows(count)
-        self._emphasised = self._emphasised[count * HOP_SIZE :]
-        self._num_mel_frames += count
-        return windows
+        num_mels, device = mels_of(len(samples)), self._window.device
+        size = samples_of(num_mels)
+        padded = np.pad(samples, (PAST_SIZE, size))[:size]
+        end = PAST_SIZE + len(samples)
+        blocks = [torch.empty(0, len(self._filters.weight), device=device)]
+        for first in range(0, num_mels, _BLOCK_SIZE):
+            start = first * HOP_SIZE
+            block = padded[start:][: samples_of(_BLOCK_SIZE)]
+            counts = torch.tensor([end - start], device=device)
+            blocks.append(self(torch.from_numpy(block)[None].to(device), counts)[0])
+        return torch.cat(blocks)
 
 
-def take_mel_frames(streams: Sequence[MelStream]) -> list[Tensor]:
-    """Computes the mel frames of several streams that are ready, and moves behind them.
-
-    A mel frame's bits do not depend on the others, or on how its samples arrived.
-
-    Args:
-        streams: At least one, all with the same filters.
-
-    Returns:
-        [mel frames, bins] of every stream.
-    """
-    windows = [stream._take_windows() for stream in streams]
-    mels = _log_mels(torch.cat(windows), streams[0]._filters)
-    return list(mels.split([len(one) for one in windows]))
+def samples_of(num_mels: int) -> int:
+    """Samples that so many adjacent mel frames depend on."""
+    return (num_mels - 1) * HOP_SIZE + _WINDOW_SIZE + 1
 
 
-def _log_mels(windows: Tensor, filters: Tensor) -> Tensor:
-    """Features [mel frames, bins] of samples [mel frames, 512]."""
-    if not len(windows):
-        return torch.empty(0, len(filters))
-    spectrum = torch.fft.rfft(windows * _WINDOW)
-    power = spectrum.real.square() + spectrum.imag.square()
-    # One product for each mel frame: the BLAS chooses the order of a sum by the number of rows.
-    mels = linear(power[:, None], filters)[:, 0]
-    return torch.log(mels + _LOG_FLOOR)
+def mels_of(num_samples: int) -> int:
+    """Mel frames of a whole recording."""
+    return num_samples // HOP_SIZE
+
+
+def complete_mels_of(num_samples: int) -> int:
+    """Mel frames of a recording's first samples that later ones do not change."""
+    return max((num_samples - _REACH) // HOP_SIZE + 1, 0)
 
 
 def normalized(mels: Tensor) -> Tensor:

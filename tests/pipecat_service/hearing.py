@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megakernel_stt.model.checkpoint import load_model
 from megakernel_stt.model.random_checkpoint import write_checkpoint
-from megakernel_stt.network.features import MelStream, mel_filters
+from megakernel_stt.network.features import LogMel
 from tests.stt.streams import encode
 
 _SEED = 3  # of weights whose frames of noise and of silence differ
@@ -60,6 +60,4 @@ def write_hearing_checkpoint(folder: Path) -> None:
 
 def _mels(pcm: NDArray[np.int16]) -> Tensor:
     """The features [frames, bins] of a recording."""
-    stream = MelStream(mel_filters(128))
-    frames = stream.push(pcm.astype(np.float32) / np.float32(32768))
-    return torch.cat([frames, stream.rest()])
+    return LogMel(128, torch.device("cpu")).recording(pcm.astype(np.float32) / np.float32(32768))

@@ -1,61 +1,88 @@
-"""Log-mel features as audio arrives (equality with transformers: test_goldens.py)."""
+"""Log-mel features of a recording and its chunks (equality with transformers: test_goldens.py)."""
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from megakernel_stt.network.features import MelStream, mel_filters, normalized, take_mel_frames
+from megakernel_stt.model.config import HOP_SIZE
+from megakernel_stt.network.features import (
+    PAST_SIZE,
+    LogMel,
+    complete_mels_of,
+    normalized,
+    samples_of,
+)
+from tests.stt.conftest import CPU, LoadModel
 from tests.stt.goldens.cases import audio
+from tests.stt.streams import decode, encode, ids, make_recogniser, packets, recognise, sound
 
-FILTERS = mel_filters(80)
+LOG_MEL = LogMel(80, CPU)
 
 
 def whole(samples: NDArray[np.float32]) -> torch.Tensor:
-    stream = MelStream(FILTERS)
-    return torch.cat([stream.push(samples), stream.rest()])
+    return LOG_MEL.recording(samples)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_packets_of_any_size_give_the_features_of_the_whole(seed: int) -> None:
-    samples = audio(1.0)
-    generator, stream = np.random.default_rng(seed), MelStream(FILTERS)
-    sizes = generator.integers(0, [2, 200, 1000, 4000][seed], 16_000)
-    parts = [stream.push(part) for part in np.split(samples, np.cumsum(sizes))]
-    streamed = torch.cat([*parts, stream.rest()])
-    assert torch.equal(streamed, whole(samples))  # bit for bit
-    assert stream.num_samples == len(samples)
+@pytest.mark.parametrize("num_mels", [1, 8, 56])
+def test_adjacent_mel_frames_of_several_streams_are_those_of_each_recording(num_mels: int) -> None:
+    """At any phase, where it begins, and where it ends."""
+    generator, rows, golden = np.random.default_rng(num_mels), [], []
+    counts, size = [], samples_of(num_mels)
+    for seconds, num_dropped in ((0.05, 0), (0.5, 70), (0.95, 77)):  # before or behind a mel frame
+        samples = audio(seconds)
+        samples = samples[: len(samples) - num_dropped]
+        mels = whole(samples)
+        for first in (-7, 1, len(mels) - 2):
+            start = first * HOP_SIZE - PAST_SIZE
+            row = np.concatenate([np.zeros(max(-start, 0), np.float32), samples[max(start, 0) :]])
+            counts.append(min(len(row), size))
+            behind = generator.standard_normal(size).astype(np.float32)  # does not matter
+            rows.append(np.concatenate([row, behind])[:size])
+            index = torch.arange(first, first + num_mels)
+            golden.append((mels, index))
+    found = LOG_MEL(torch.from_numpy(np.stack(rows)), torch.tensor(counts))
+    for ours, (mels, index) in zip(found, golden, strict=True):
+        inside = (index >= 0) & (index < len(mels))
+        assert torch.equal(ours[inside], mels[index[inside]])  # bit for bit
 
 
-def test_streams_that_are_computed_together_have_the_features_of_each() -> None:
-    generator = np.random.default_rng(0)
-    recordings = [audio(seconds) for seconds in (0.05, 0.5, 0.95)]
-    streams, parts = [MelStream(FILTERS) for _ in recordings], [[] for _ in recordings]
-    for i in range(0, max(map(len, recordings)), 600):
-        for stream, samples in zip(streams, recordings, strict=True):
-            for packet in np.array_split(samples[i : i + 600], generator.integers(1, 4)):
-                stream.add(packet)
-        ready = [stream.num_ready for stream in streams]
-        for found, count, frames in zip(parts, ready, take_mel_frames(streams), strict=True):
-            assert len(frames) == count
-            found.append(frames)
-    for stream, found, samples in zip(streams, parts, recordings, strict=True):
-        assert torch.equal(torch.cat([*found, stream.rest()]), whole(samples))  # bit for bit
+def test_complete_mel_frames_do_not_depend_on_later_samples() -> None:
+    samples = audio(0.3)
+    mels = whole(samples)
+    for length in (0, 198, 200, 201, 358, 1000, 4321):
+        count = complete_mels_of(length)
+        changed = np.concatenate([samples[:length], np.ones(len(samples) - length, np.float32)])
+        assert torch.equal(whole(changed)[:count], mels[:count])
+        assert count == len(mels) or not torch.equal(whole(changed)[count], mels[count])
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_chunks_are_recognised_by_the_features_of_the_whole(
+    lookahead: int, load: LoadModel
+) -> None:
+    """Of samples that arrive in packets of any size, to an end at any phase of a chunk."""
+    model = load("streaming", blank_bias=4.0)
+    log_mel = LogMel(model.config.encoder.num_mels, CPU)
+    for seed, length in enumerate((199, 1_500, 16_000, 16_123)):
+        samples = sound(101, seed)[:length]
+        found = recognise(make_recogniser(model, lookahead), packets(samples, seed))
+        frames = encode(model, log_mel.recording(samples), lookahead)
+        assert ids(found) == decode(model, frames) and found.num_frames == len(frames)
+        assert length < 16_000 or len(ids(found)) > 3
+
+
+def test_a_long_recording_is_computed_in_blocks() -> None:
+    samples = np.resize(audio(0.95), 1500 * HOP_SIZE)
+    mels, split = whole(samples), 1100 * HOP_SIZE
+    assert torch.equal(mels[:1000], whole(samples[:split])[:1000])
+    assert torch.equal(mels[1102:], whole(samples[split:])[2:])
 
 
 @pytest.mark.parametrize("length", [0, 1, 159, 160, 199, 200, 201, 361, 4000])
 def test_a_recording_has_a_frame_for_each_160_samples(length: int) -> None:
     samples = audio()[:length]
     assert whole(samples).shape == (length // 160, 80)
-
-
-def test_the_rest_does_not_change_the_stream() -> None:
-    samples, stream = audio(), MelStream(FILTERS)
-    parts = []
-    for part in np.split(samples, range(777, len(samples), 777)):
-        parts.append(stream.push(part))
-        cut = stream.num_samples
-        assert torch.equal(torch.cat([*parts, stream.rest()]), whole(samples[:cut]))
 
 
 def test_silence_has_the_floor_as_features() -> None:

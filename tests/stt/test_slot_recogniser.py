@@ -4,9 +4,9 @@ import gc
 import warnings
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from megakernel_stt.engine.recogniser import StreamingRecogniser
 from megakernel_stt.engine.slot_recogniser import SlotRecogniser, SlotRecognisers, batch_sizes
@@ -14,13 +14,14 @@ from megakernel_stt.engine.slots import SlotPool
 from megakernel_stt.kernels.conformer import load_conformer
 from megakernel_stt.kernels.transducer import load_transducer
 from megakernel_stt.model.checkpoint import Model, load_model
+from megakernel_stt.model.config import HOP_SIZE
 from megakernel_stt.model.random_checkpoint import Kind
 from megakernel_stt.network.encoder import StreamingEncoder
 from megakernel_stt.network.transducer import Transducer
 from tests.emulator.conformer import emulated_conformer
 from tests.emulator.transducer import emulated_transducer
 from tests.stt.conftest import CPU, MakeCheckpoint
-from tests.stt.streams import ids, packets, recognise, run
+from tests.stt.streams import NOTHING, ids, packets, recognise, run, sound
 
 Place = Literal["emulator", "cuda"]
 PLACES = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -46,10 +47,6 @@ def torchs(model: Model, lookahead: int) -> StreamingRecogniser:
     return StreamingRecogniser(model, transducer, lookahead)
 
 
-def mels(length: int, seed: int) -> Tensor:
-    return torch.randn(length, 128, generator=torch.Generator().manual_seed(seed)) * 3 - 6
-
-
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("kind", "lookahead"), [("streaming", 0), ("multilingual", 3), ("streaming", 13)]
@@ -63,7 +60,7 @@ def test_a_stream_is_recognised_as_with_tensors(
         ours = slots(model, place).make(lookahead)
     expected = torchs(model, lookahead)
     for length in (1, 45):
-        arriving = packets(mels(length, length), length)
+        arriving = packets(sound(length, length), length)
         found, theirs = (recognise(r, arriving, prompt=1) for r in (ours, expected))
         assert ids(found) == ids(theirs) and found.num_frames == theirs.num_frames
         assert length == 1 or ids(found)
@@ -77,7 +74,7 @@ def test_streams_at_different_phases_are_recognised_as_solo(
     model = load(recogniser, "streaming", place)
     with torch.inference_mode():
         ours = slots(model, place).make(1)
-    recordings = [mels(length, length) for length in (33, 57, 20)]
+    recordings = [sound(length, length) for length in (33, 57, 20)]
     solo = [ids(recognise(ours, [recording])) for recording in recordings]
     streams = [ours.start(0) for _ in recordings]
     for stream, recording in zip(streams, recordings, strict=True):
@@ -86,7 +83,7 @@ def test_streams_at_different_phases_are_recognised_as_solo(
     with torch.inference_mode():
         while ready:
             ours.step(ready)
-            streams = [s if s.ended or ours.is_ready(s) else s.ending(mels(0, 0)) for s in streams]
+            streams = [s if s.ended or ours.is_ready(s) else s.ending(NOTHING) for s in streams]
             ready = [stream for stream in streams if ours.is_ready(stream)]
     assert [ids(stream) for stream in streams] == solo and any(solo)
 
@@ -95,20 +92,20 @@ def test_a_fork_does_not_change_its_stream(recogniser: MakeCheckpoint) -> None:
     """Bit for bit, also if the stream goes on before the fork ends."""
     model = load(recogniser, "streaming", "emulator")
     ours = slots(model, "emulator").make(1)
-    first, rest = mels(40, 1).split([30, 10])
+    first, rest = np.split(sound(40, 1), [30 * HOP_SIZE])
     plain, forked = ours.start(0), ours.start(0)
     for stream in (plain, forked):
         stream.add(first)
         run(ours, stream)
-    fork = forked.ending(mels(20, 2))
+    fork = forked.ending(sound(20, 2))
     for stream in (plain, forked):
         stream.add(rest)
         run(ours, stream)
     run(ours, fork)
     ended = ours.start(0)
-    ended.add(torch.cat([first, mels(20, 2)]))
+    ended.add(np.concatenate([first, sound(20, 2)]))
     run(ours, ended)
-    last = ended.ending(mels(0, 0))
+    last = ended.ending(NOTHING)
     run(ours, last)
     assert ids(fork) == ids(last)
     pool = ours._pool
@@ -129,9 +126,9 @@ def test_slots_are_free_again_after_their_streams(recogniser: MakeCheckpoint) ->
     num_free = first._pool.num_free
     assert num_free == 2 * 2 + 2
     for ours in (first, second):
-        recognise(ours, [mels(30, 1)])
+        recognise(ours, [sound(30, 1)])
         stream = ours.start(0)
-        stream.add(mels(20, 2))
+        stream.add(sound(20, 2))
         run(ours, stream)
         assert first._pool.num_free == num_free - 1
         del stream
@@ -170,9 +167,9 @@ def test_the_host_waits_once_per_chunk(dtype: str, recogniser: MakeCheckpoint) -
     with torch.inference_mode():
         ours: SlotRecogniser = slots(model, "cuda").make(1)
     stream = ours.start(0)
-    stream.add(mels(80, 1))
+    stream.add(sound(80, 1))
     run(ours, stream)
-    stream.add(mels(80, 2))
+    stream.add(sound(80, 2))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

@@ -245,7 +245,7 @@ def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
 def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
     recogniser = stt._recognisers[80]
     inbox, events = Inbox(lambda: None), EventQueue(lambda: None)
-    stream = Stream(recogniser, stt._filters, 0, inbox, events)
+    stream = Stream(recogniser, 0, inbox, events)
     inbox.put(Packet((noise(2.0) / 32768).astype(np.float32), RATE))
     num_chunks = 0
     with torch.inference_mode():
