@@ -7,8 +7,7 @@
 // the stream's target slot.
 #pragma once
 
-#include "../numbers.cuh"
-#include "params.cuh"
+#include "streams.cuh"
 
 namespace megakernel::conformer {
 
@@ -63,10 +62,8 @@ class Attention {
     source_ = streams.sources[stream_] * p.slot_stride + head;
     target_ = streams.targets[stream_] * p.slot_stride + head;
     const int64_t num_frames = streams.num_frames[streams.sources[stream_]];
-    const int64_t num_left = streams.lengths[stream_] - num_frames;
     first_visible_ = p.num_cached - static_cast<int>(min(num_frames, int64_t(p.num_cached)));
-    end_visible_ = p.num_cached +
-                   static_cast<int>(max(min(num_left, int64_t(streams.chunk_size)), int64_t(0)));
+    end_visible_ = p.num_cached + StageFrames(streams, stream_, kNumStages).end;
   }
 
   // Called by all threads.

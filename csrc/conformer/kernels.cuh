@@ -1,11 +1,13 @@
-// All kernels of a Conformer block, as a list of names for macros: csrc/conformer/kernels.cu
+// All kernels of the encoder, as a list of names for macros: csrc/conformer/kernels.cu
 // defines them for a GPU, the tests' emulator for a CPU.
 #pragma once
 
 #include "add_norm.cuh"
 #include "attend.cuh"
 #include "convolve.cuh"
+#include "log_mel.cuh"
 #include "project.cuh"
+#include "subsample.cuh"
 
 // X(suffix of the names, Number) for each type of numbers.
 #define MEGAKERNEL_CONFORMER_NUMBERS(X) \

@@ -1,4 +1,5 @@
-// Parameters of the kernels of a Conformer block with a past, between its matrix products.
+// Parameters of the kernels of the encoder: features, subsampling, and Conformer blocks with a
+// past, between their matrix products.
 //
 // Activations are rows [streams * chunk_size, ...]: the frames of a stream's chunk are adjacent.
 // What a stream keeps is read from one state slot and written to another one.
@@ -10,6 +11,8 @@ namespace megakernel::conformer {
 
 constexpr int kBlockThreads = 256;
 constexpr int kMaxFewRows = 4;  // that `project` takes; kernels.cu compiles it for these
+constexpr int kNumStages = 3;   // of the subsampling, each with stride 2
+constexpr int kWindowSize = 400, kFftSize = 512, kHopSize = 160;  // samples of a mel frame
 
 // The sizes of the model; without them, those of the released ones.
 #ifdef MEGAKERNEL_CONFORMER_HIDDEN
@@ -35,14 +38,58 @@ struct Norm {
   const void* bias;
 };
 
-// The streams of a launch. A stream's chunk begins at its frame `num_frames[source]`; it ends at
-// frame `lengths`, which may be in the chunk, before or behind it.
+// The streams of a launch. A stream's chunk begins at its frame `num_frames[source]`; its recording
+// ends at mel frame `lengths`, which may be in the chunk, before or behind it.
 struct Streams {
   const int64_t* sources;     // [streams], state slot to read
   const int64_t* targets;     // [streams], state slot to write
-  const int64_t* lengths;     // [streams], frames in all
+  const int64_t* lengths;     // [streams], mel frames in all
   const int64_t* num_frames;  // [state slots], frames before the chunk
   int chunk_size;             // frames
+};
+
+// The features of a chunk's samples (log_mel.cuh). Mel frame i has samples from kHopSize * i on,
+// one more than its window for the pre-emphasis.
+struct LogMelParams {
+  const float* samples;    // [streams, num_samples]
+  const int64_t* counts;   // [streams], samples before the recording's end
+  const float* window;     // [kWindowSize]
+  const float2* twiddles;  // [kFftSize / 2], exp(-2 pi i k / kFftSize)
+  const float* filters;    // [num_bins, kFftSize / 2 + 1]
+  const int* ranges;       // [num_bins, 2], the bins of the transform that a filter has
+  void* output;            // [streams, num_mels, num_bins]
+  int num_samples;
+  int num_mels;  // of a chunk
+  int num_bins;
+  float preemphasis;
+  float log_floor;
+};
+
+// A strided convolution of the subsampling (subsample.cuh); of the first stage's input, a mel frame
+// has one channel.
+struct SubsampleParams {
+  Streams streams;
+  const void* input;    // [rows, num_bins, channels]: mel frames, or what a product returned
+  const void* weights;  // [3, 3, num_channels]
+  const void* bias;     // [num_channels]; null: none
+  void* last;           // [state slots][num_bins, channels], the last frame of the input
+  int64_t slot_stride;  // in numbers
+  void* output;         // [num_rows, num_bins / 2 + 1, num_channels]
+  int stage;            // from 0 on
+  int num_rows;         // of the output, of all streams
+  int num_bins;
+  int num_channels;
+};
+
+// The end of the subsampling (subsample.cuh).
+struct FlattenParams {
+  Streams streams;
+  const void* input;    // [num_rows, num_bins, num_channels], of the last product
+  void* output;         // [num_rows, num_channels, num_bins]
+  int64_t* num_frames;  // [state slots], of which the targets are written
+  int num_rows;         // frames of all streams
+  int num_bins;
+  int num_channels;
 };
 
 // x += scale * y;  x = norm_out(x), if there is one;  h = norm_next(x), if there is one.

@@ -6,7 +6,7 @@ computes the next chunk of several of them, which may be at different phases.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -40,6 +40,7 @@ from megakernel_stt.network.transducer import Emission, Transducer, TransducerSt
 from megakernel_stt.text.words import Token, TokenReader
 
 State = TypeVar("State")
+Features = Callable[[Tensor, Tensor], Tensor]  # of samples and their counts; see `LogMel`
 
 
 class Recognition(Generic[State]):
@@ -175,18 +176,19 @@ class ChunkRecogniser(ABC, Generic[State]):
 
     Attributes:
         encoder: Its encoder.
-        log_mel: Its features.
+        features: Its features.
     """
 
-    def __init__(self, model: Model, encoder: StreamingEncoder) -> None:
-        """Prepares features and tokens.
+    def __init__(self, model: Model, encoder: StreamingEncoder, features: Features) -> None:
+        """Prepares the tokens.
 
         Args:
             model: The model.
             encoder: Its encoder.
+            features: Its features.
         """
         self.encoder = encoder
-        self.log_mel = _make_log_mel(model)
+        self.features = features
         self._model = model
         self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
 
@@ -276,7 +278,8 @@ class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]])
             lookahead: Frames of a chunk after its first.
         """
         weights, config = model.weights.encoder, model.config.encoder
-        super().__init__(model, StreamingEncoder(weights, config, lookahead))
+        encoder = StreamingEncoder(weights, config, lookahead)
+        super().__init__(model, encoder, make_log_mel(model))
         self._transducer = transducer
 
     def start_state(self) -> tuple[EncoderState, TransducerState]:
@@ -292,7 +295,7 @@ class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]])
         rows = np.zeros((len(states), samples_of(self.encoder.num_mels)), np.float32)
         chunks.copy_samples(rows)
         counts = torch.tensor([len(samples) for samples in chunks.samples], device=like.device)
-        mels = self.log_mel(torch.from_numpy(rows).to(like.device), counts)
+        mels = self.features(torch.from_numpy(rows).to(like.device), counts)
         frames, encoded = self.encode(
             mels.to(like.dtype),
             torch.tensor(chunks.lengths, device=like.device),
@@ -315,7 +318,7 @@ class OfflineRecogniser:
             transducer: Its decoder.
         """
         self._encoder = OfflineEncoder(model.weights.encoder, model.config.encoder)
-        self._log_mel = _make_log_mel(model)
+        self._log_mel = make_log_mel(model)
         self._transducer = transducer
         self._model = model
         self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
@@ -374,7 +377,7 @@ def _num_left(recognition: Recognition[Any]) -> int:
     return num_frames(recognition.num_mels) - recognition.num_frames
 
 
-def _make_log_mel(model: Model) -> LogMel:
-    """The features of a model, on its device."""
+def make_log_mel(model: Model) -> LogMel:
+    """The features of a model in torch, on its device."""
     device = model.weights.encoder.subsampling.linear.weight.device
     return LogMel(model.config.encoder.num_mels, device)

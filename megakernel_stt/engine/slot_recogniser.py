@@ -7,10 +7,11 @@ from torch import Tensor
 
 from megakernel_common.layers import exact_convolutions
 from megakernel_stt.engine.chunk_step import ChunkStep, GraphRecorder
-from megakernel_stt.engine.recogniser import ChunkRecogniser, Chunks
+from megakernel_stt.engine.recogniser import ChunkRecogniser, Chunks, Features, make_log_mel
 from megakernel_stt.engine.slots import Slot, SlotPool
 from megakernel_stt.kernels.conformer import ConformerKernels
 from megakernel_stt.kernels.encoder import KernelEncoder
+from megakernel_stt.kernels.subsampling import KernelLogMel
 from megakernel_stt.kernels.transducer import KernelTransducer, read_results
 from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.model.checkpoint import Model
@@ -54,15 +55,19 @@ class SlotRecognisers:
         config, weights = self._model.config.encoder, self._model.weights.encoder
         if self._conformer is None:
             encoder = StreamingEncoder(weights, config, lookahead)
+            features = make_log_mel(self._model)
         else:
             encoder = KernelEncoder(self._conformer, lookahead)
+            features = KernelLogMel(self._conformer.launcher, config.num_mels)
         start = encoder.start()
         pool = self._pools.get(start.keys.shape)
         if pool is None:
             pool = SlotPool(start, self._transducer.start(), self._num_streams)
             self._pools[start.keys.shape] = pool
         sizes = batch_sizes(self._num_streams)
-        return SlotRecogniser(self._model, encoder, self._transducer, pool, sizes, self._recorder)
+        return SlotRecogniser(
+            self._model, encoder, features, self._transducer, pool, sizes, self._recorder
+        )
 
 
 class SlotRecogniser(ChunkRecogniser[Slot]):
@@ -76,6 +81,7 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         self,
         model: Model,
         encoder: StreamingEncoder,
+        features: Features,
         transducer: KernelTransducer,
         pool: SlotPool,
         sizes: Sequence[int],
@@ -86,12 +92,13 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         Args:
             model: The model.
             encoder: Its encoder.
+            features: Its features.
             transducer: Its decoder.
             pool: The slots.
             sizes: Numbers of streams of a step, ascending.
             recorder: Records graphs; None on a CPU.
         """
-        super().__init__(model, encoder)
+        super().__init__(model, encoder, features)
         self._pool = pool
         num_samples, chunk_size = samples_of(encoder.num_mels), encoder.chunk_size
         self.steps = [
@@ -112,7 +119,7 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
     ) -> Tensor:
         """Encodes a chunk, and moves the states of the encoder."""
         states = self._pool.encoder
-        mels = self.log_mel(samples, num_samples).to(states.keys.dtype)
+        mels = self.features(samples, num_samples).to(states.keys.dtype)
         with exact_convolutions(mels.device):
             frames = self.encoder.encode_slots(mels, lengths, sources, targets, states)
         return self.with_prompts(frames, prompts)

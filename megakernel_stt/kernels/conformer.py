@@ -1,21 +1,19 @@
-"""The kernels of Conformer blocks: their program, weights in the layouts that they read, launches.
+"""The kernels of the encoder: their program, weights in the layouts that they read, launches.
 
 Attention and convolution read what a stream keeps from its source slot and write its target slot,
 so that no state is copied by itself.
 """
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from megakernel_common.kernels.addresses import device_address
-from megakernel_common.kernels.declarations import DeviceStruct
 from megakernel_common.kernels.loader import LaunchPath, load_module
-from megakernel_common.kernels.module import DEFAULT_SHARED_BYTES, KernelModule, LaunchConfig
+from megakernel_common.kernels.module import DEFAULT_SHARED_BYTES, KernelModule
 from megakernel_common.kernels.program import Program
+from megakernel_stt.kernels.conformer_launcher import NAMES, ConformerLauncher
 from megakernel_stt.kernels.conformer_structs import (
     BLOCK_THREADS,
     CONFORMER_DECLARATIONS,
@@ -27,6 +25,7 @@ from megakernel_stt.kernels.conformer_structs import (
     ProjectParams,
     Streams,
 )
+from megakernel_stt.kernels.subsampling import SubsamplingKernels
 from megakernel_stt.model.config import EncoderConfig
 from megakernel_stt.model.weights import BatchNorm, Linear
 from megakernel_stt.network.encoder import EncoderState
@@ -34,8 +33,15 @@ from megakernel_stt.network.encoder import EncoderState
 if TYPE_CHECKING:
     from megakernel_stt.model import weights as trees
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_KERNELS = ("add_norm", "attend", "convolve")
+_KERNELS = (
+    "add_norm",
+    "attend",
+    "convolve",
+    "log_mel",
+    "subsample_mels",
+    "subsample",
+    "flatten",
+)
 _LAYERS = ("up", "down", "qkv", "gate", "add")
 _ROW_COUNTS = (1, MAX_FEW_ROWS)  # for which each linear layer is compiled
 RELEASED_SIZES = 1024, 4096, 128, 9  # of all released streaming models; see `conformer_program`
@@ -65,7 +71,7 @@ def conformer_program(
         ("MEGAKERNEL_CONFORMER_TAPS", str(kernel_size)),
     )
     kernels = (*_KERNELS, *(f"{layer}_{rows}" for layer in _LAYERS for rows in _ROW_COUNTS))
-    names = tuple(f"conformer_{kernel}_{name}" for kernel in kernels for name in _NAMES.values())
+    names = tuple(f"conformer_{kernel}_{name}" for kernel in kernels for name in NAMES.values())
     return Program("conformer", "conformer/kernels.cu", names, CONFORMER_DECLARATIONS, definitions)
 
 
@@ -93,8 +99,13 @@ def conformer_obstacle(config: EncoderConfig) -> str | None:
             f"The kernels take convolutions of 2 to {_MAX_TAPS} frames; those of this encoder "
             f"have {config.conv_kernel_size}."
         )
+    if config.subsampling_channels % _MAX_VECTOR_SIZE:
+        return (
+            f"The kernels take subsampling with multiples of {_MAX_VECTOR_SIZE} channels; that of "
+            f"this encoder has {config.subsampling_channels}."
+        )
     longest = max(config.streaming.lookaheads) + 1
-    for dtype in _NAMES:
+    for dtype in NAMES:
         needed = _shared_bytes(longest, config.streaming.left_context, config.head_dim, dtype)
         if needed > DEFAULT_SHARED_BYTES:
             return (
@@ -130,6 +141,8 @@ class ConformerKernels:
     Attributes:
         weights: The encoder's tensors.
         config: Its sizes.
+        launcher: Launches kernels.
+        subsampling: Kernels before the blocks.
         qkv: Query, key and value projections of each block as one.
     """
 
@@ -151,38 +164,14 @@ class ConformerKernels:
             overlap: Whether the GPU can start a kernel while the previous one ends.
         """
         self.weights, self.config = weights, config
-        self._module, self._overlap = module, overlap
         like = weights.subsampling.linear.weight
-        self._dtype, self._device = like.dtype, like.device
+        self.launcher = ConformerLauncher(module, like.dtype, like.device, overlap=overlap)
+        self.subsampling = SubsamplingKernels(self.launcher, weights.subsampling)
         self.qkv = [_join(block.attention) for block in weights.blocks]
         self._depthwise = [
             block.convolution.depthwise.weight.flatten(1).t().contiguous()
             for block in weights.blocks
         ]
-
-    def streams(
-        self,
-        sources: Tensor,
-        targets: Tensor,
-        lengths: Tensor,
-        num_frames: Tensor,
-        chunk_size: int,
-    ) -> Streams:
-        """The streams of the launches of a chunk; the tensors must outlive the launches.
-
-        Args:
-            sources: [streams] int64, state slots to read.
-            targets: [streams] int64, state slots to write.
-            lengths: [streams] int64, frames of each stream in all.
-            num_frames: [state slots] int64, frames before the chunk.
-            chunk_size: Frames.
-        """
-        named = {"sources": sources, "targets": targets, "lengths": lengths}
-        addresses = {
-            name: device_address(tensor, torch.int64, name, self._device)
-            for name, tensor in (named | {"num_frames": num_frames}).items()
-        }
-        return Streams(**addresses, chunk_size=chunk_size)
 
     def add_norm(
         self,
@@ -205,14 +194,14 @@ class ConformerKernels:
             norm_next: Of the next module; None: `h` is not written.
         """
         params = AddNormParams(
-            x=self._address(x, "x"),
-            y=0 if y is None else self._address(y, "y"),
-            h=self._address(h, "h"),
+            x=self.launcher.address(x, "x"),
+            y=0 if y is None else self.launcher.address(y, "y"),
+            h=self.launcher.address(h, "h"),
             norm_out=self._norm(norm_out),
             norm_next=self._norm(norm_next),
             scale=scale,
         )
-        self._launch("add_norm", params, x.numel() // x.shape[-1], [x, h])
+        self.launcher.launch("add_norm", params, x.numel() // x.shape[-1], [x, h])
 
     def project(
         self,
@@ -243,14 +232,14 @@ class ConformerKernels:
         rows = inputs.shape[0] * inputs.shape[1]
         weight = layer.weight.flatten(1)
         params = ProjectParams(
-            input=self._address(inputs, "inputs"),
-            weights=self._address(weight, "weights"),
-            bias=0 if layer.bias is None else self._address(layer.bias, "bias"),
+            input=self.launcher.address(inputs, "inputs"),
+            weights=self.launcher.address(weight, "weights"),
+            bias=0 if layer.bias is None else self.launcher.address(layer.bias, "bias"),
             norm_out=self._norm(norm_out),
             norm=self._norm(norm),
-            normed_out=0 if normed_out is None else self._address(normed_out, "normed_out"),
-            residual=0 if residual is None else self._address(residual, "residual"),
-            output=self._address(output, "output"),
+            normed_out=0 if normed_out is None else self.launcher.address(normed_out, "normed_out"),
+            residual=0 if residual is None else self.launcher.address(residual, "residual"),
+            output=self.launcher.address(output, "output"),
             num_rows=rows,
             scale=scale,
         )
@@ -258,7 +247,7 @@ class ConformerKernels:
         shared_bytes = 0 if norm is None else capacity * weight[0].nbytes
         writes = [output] if normed_out is None else [output, normed_out]
         num_blocks = -(-len(weight) // (_NUM_WARPS * self._warp_columns(len(weight))))
-        self._launch(f"{name}_{capacity}", params, num_blocks, writes, shared_bytes)
+        self.launcher.launch(f"{name}_{capacity}", params, num_blocks, writes, shared_bytes)
 
     def _warp_columns(self, num_outputs: int) -> int:
         """Outputs of a warp of `project`; `kWarpColumns` in csrc/conformer."""
@@ -285,21 +274,21 @@ class ConformerKernels:
         output = qkv.new_empty(*qkv.shape[:2], self.config.hidden_size)
         params = AttendParams(
             streams=streams,
-            qkv=self._address(qkv, "qkv"),
-            content_bias=self._address(attention.content_bias, "content_bias"),
-            position_bias=self._address(attention.position_bias, "position_bias"),
-            positions=self._address(positions, "positions"),
+            qkv=self.launcher.address(qkv, "qkv"),
+            content_bias=self.launcher.address(attention.content_bias, "content_bias"),
+            position_bias=self.launcher.address(attention.position_bias, "position_bias"),
+            positions=self.launcher.address(positions, "positions"),
             keys=self._layer_address(states.keys, index, "keys"),
             values=self._layer_address(states.values, index, "values"),
             slot_stride=states.keys.stride(0),
-            output=self._address(output, "output"),
+            output=self.launcher.address(output, "output"),
             num_cached=num_cached,
             root_head_dim=math.sqrt(head_dim),
         )
-        shared_bytes = _shared_bytes(qkv.shape[1], num_cached, head_dim, self._dtype)
+        shared_bytes = _shared_bytes(qkv.shape[1], num_cached, head_dim, self.launcher.dtype)
         num_blocks = qkv.shape[0] * self.config.num_heads
         writes = [output, states.keys, states.values]
-        self._launch("attend", params, num_blocks, writes, shared_bytes)
+        self.launcher.launch("attend", params, num_blocks, writes, shared_bytes)
         return output
 
     def convolve(
@@ -322,43 +311,30 @@ class ConformerKernels:
         output = inputs.new_empty(*inputs.shape[:2], self.config.hidden_size)
         params = ConvolveParams(
             streams=streams,
-            input=self._address(inputs, "inputs"),
-            weights=self._address(self._depthwise[index], "weights"),
-            bias=0 if bias is None else self._address(bias, "bias"),
+            input=self.launcher.address(inputs, "inputs"),
+            weights=self.launcher.address(self._depthwise[index], "weights"),
+            bias=0 if bias is None else self.launcher.address(bias, "bias"),
             norm=self._norm(norm),
             gated=self._layer_address(states.gated, index, "gated"),
             slot_stride=states.gated.stride(0),
-            output=self._address(output, "output"),
+            output=self.launcher.address(output, "output"),
         )
         num_rows = inputs.shape[0] * inputs.shape[1]
-        self._launch("convolve", params, num_rows, [output, states.gated])
+        self.launcher.launch("convolve", params, num_rows, [output, states.gated])
         return output
-
-    def _launch(
-        self,
-        kernel: str,
-        params: DeviceStruct,
-        num_blocks: int,
-        writes: Sequence[Tensor],
-        shared_bytes: int = 0,
-    ) -> None:
-        config = LaunchConfig(
-            num_blocks, BLOCK_THREADS, shared_bytes, overlap_previous=self._overlap
-        )
-        name = f"conformer_{kernel}_{_NAMES[self._dtype]}"
-        self._module.launch(name, params, config, writes=writes)
 
     def _norm(self, norm: "trees.Norm | None") -> Norm:
         if norm is None:
             return Norm()
-        return Norm(self._address(norm.weight, "weight"), self._address(norm.bias, "bias"))
-
-    def _address(self, tensor: Tensor, name: str) -> int:
-        return device_address(tensor, self._dtype, name, self._device)
+        return Norm(
+            self.launcher.address(norm.weight, "weight"), self.launcher.address(norm.bias, "bias")
+        )
 
     def _layer_address(self, tensor: Tensor, index: int, name: str) -> int:
         """The address of a layer of the first state slot of a tensor [slots, layers, ...]."""
-        return self._address(tensor, name) + tensor.stride(1) * index * tensor.element_size()
+        return (
+            self.launcher.address(tensor, name) + tensor.stride(1) * index * tensor.element_size()
+        )
 
 
 def _join(attention: "trees.Attention") -> Linear:

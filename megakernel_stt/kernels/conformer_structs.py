@@ -1,4 +1,4 @@
-"""What Python and the kernels of a Conformer block share; csrc/conformer/params.cuh explains it."""
+"""What Python and the encoder's kernels share; csrc/conformer/params.cuh explains it."""
 
 from ctypes import c_float, c_int, c_int64
 
@@ -8,6 +8,7 @@ from megakernel_common.kernels.declarations import (
     DeviceStruct,
     pointer,
 )
+from megakernel_stt.model.config import HOP_SIZE, NUM_STAGES
 
 BLOCK_THREADS = 256
 MAX_FEW_ROWS = 4  # that `project` takes
@@ -34,6 +35,63 @@ class Streams(DeviceStruct):
         ("lengths", pointer("const int64_t")),
         ("num_frames", pointer("const int64_t")),
         ("chunk_size", c_int),
+    )
+
+
+class LogMelParams(DeviceStruct):
+    """Features of a chunk."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::LogMelParams"
+    _fields_ = (
+        ("samples", pointer("const float")),
+        ("counts", pointer("const int64_t")),
+        ("window", pointer("const float")),
+        ("twiddles", pointer("const float2")),
+        ("filters", pointer("const float")),
+        ("ranges", pointer("const int")),
+        ("output", pointer("void")),
+        ("num_samples", c_int),
+        ("num_mels", c_int),
+        ("num_bins", c_int),
+        ("preemphasis", c_float),
+        ("log_floor", c_float),
+    )
+
+
+class SubsampleParams(DeviceStruct):
+    """A strided convolution of the subsampling."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::SubsampleParams"
+    _fields_ = (
+        ("streams", Streams),
+        ("input", pointer("const void")),
+        ("weights", pointer("const void")),
+        ("bias", pointer("const void")),
+        ("last", pointer("void")),
+        ("slot_stride", c_int64),
+        ("output", pointer("void")),
+        ("stage", c_int),
+        ("num_rows", c_int),
+        ("num_bins", c_int),
+        ("num_channels", c_int),
+    )
+
+
+class FlattenParams(DeviceStruct):
+    """The end of the subsampling."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::FlattenParams"
+    _fields_ = (
+        ("streams", Streams),
+        ("input", pointer("const void")),
+        ("output", pointer("void")),
+        ("num_frames", pointer("int64_t")),
+        ("num_rows", c_int),
+        ("num_bins", c_int),
+        ("num_channels", c_int),
     )
 
 
@@ -111,10 +169,15 @@ class ConvolveParams(DeviceStruct):
 CONFORMER_DECLARATIONS: tuple[Declaration, ...] = (
     Norm,
     Streams,
+    LogMelParams,
+    SubsampleParams,
+    FlattenParams,
     AddNormParams,
     ProjectParams,
     AttendParams,
     ConvolveParams,
     DeviceConstant(f"{_NAMESPACE}::kBlockThreads", BLOCK_THREADS),
     DeviceConstant(f"{_NAMESPACE}::kMaxFewRows", MAX_FEW_ROWS),
+    DeviceConstant(f"{_NAMESPACE}::kNumStages", NUM_STAGES),
+    DeviceConstant(f"{_NAMESPACE}::kHopSize", HOP_SIZE),
 )

@@ -1,8 +1,9 @@
 """The streaming encoder on a GPU: kernels of csrc/conformer, and cuBLAS for products of many rows.
 
-With few rows a Conformer block takes ten launches: eight linear layers, with their norms, residuals
-and activations, attention and convolution. With more rows the products are those of cuBLAS, and the
-norms and residuals between them launches of their own.
+The subsampling takes six launches, and one more projects its frames. With few rows a Conformer
+block takes ten: eight linear layers, with their norms, residuals and activations, attention and
+convolution. With more rows the products are those of cuBLAS, and the norms and residuals between
+them launches of their own.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from megakernel_stt.kernels.conformer import ConformerKernels
 from megakernel_stt.kernels.conformer_structs import MAX_FEW_ROWS, Streams
-from megakernel_stt.network.encoder import EncoderState, StreamingEncoder
+from megakernel_stt.network.encoder import EncoderState, StreamingEncoder, project_bins
 from megakernel_stt.network.layers import apply
 
 if TYPE_CHECKING:
@@ -43,19 +44,13 @@ class KernelEncoder(StreamingEncoder):
         states: EncoderState,
     ) -> Tensor:
         """Encodes one chunk of every stream; see `StreamingEncoder.encode_slots`."""
-        stages = (states.stage1, states.stage2, states.stage3)
-        before = [stage.index_select(0, sources) for stage in stages]
-        num_frames = states.num_frames.index_select(0, sources)
-        x, last_inputs, length = self._subsample(mels, lengths, before, num_frames)
-        x = x.contiguous()
-        streams = self._kernels.streams(
-            sources, targets, length, states.num_frames, self.chunk_size
+        streams = self._kernels.launcher.streams(
+            sources, targets, lengths, states.num_frames, self.chunk_size
         )
+        bins = self._kernels.subsampling.run(mels, streams, states)
+        x = project_bins(self._weights, self._config, bins)
         few = x.shape[0] * x.shape[1] <= MAX_FEW_ROWS
         (self._run_few_rows if few else self._run_many_rows)(x, streams, states)
-        for stage, last in zip(stages, last_inputs, strict=True):
-            stage.index_copy_(0, targets, last)
-        states.num_frames.index_copy_(0, targets, num_frames + self.chunk_size)
         return x
 
     def _run_few_rows(self, x: Tensor, streams: Streams, states: EncoderState) -> None:

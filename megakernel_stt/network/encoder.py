@@ -39,9 +39,9 @@ class EncoderState(Batched):
     """What a streaming encoder keeps of the past.
 
     Attributes:
-        stage1: [batch, 1, 1, mels], the last mel frame, an input of the first subsampling stage.
-        stage2: [batch, channels, 1, bins], that of the second stage.
-        stage3: [batch, channels, 1, bins], that of the third stage.
+        stage1: [batch, mels, 1], the last mel frame, an input of the first subsampling stage.
+        stage2: [batch, bins, channels], that of the second stage.
+        stage3: [batch, bins, channels], that of the third stage.
         keys: [batch, layers, heads, frames, head_dim], of the last chunks, padded at the front.
         values: As `keys`.
         gated: [batch, layers, hidden, kernel size - 1], last inputs of the depthwise convolutions.
@@ -93,9 +93,9 @@ class StreamingEncoder:
         channels = config.subsampling_channels
         cached = config.num_layers, config.num_heads, self._num_cached, config.head_dim
         return EncoderState(
-            like.new_zeros(1, 1, 1, bins[0]),
-            like.new_zeros(1, channels, 1, bins[1]),
-            like.new_zeros(1, channels, 1, bins[2]),
+            like.new_zeros(1, bins[0], 1),
+            like.new_zeros(1, bins[1], channels),
+            like.new_zeros(1, bins[2], channels),
             like.new_zeros(1, *cached),
             like.new_zeros(1, *cached),
             like.new_zeros(1, config.num_layers, config.hidden_size, config.conv_kernel_size - 1),
@@ -185,7 +185,7 @@ class StreamingEncoder:
         Args:
             mels: As in `encode`.
             lengths: As in `encode`.
-            before: [batch, channels, 1, bins], the last input of each stage before the chunk.
+            before: [batch, bins, channels], the last input of each stage before the chunk.
             num_frames: [batch] int64, frames before the chunk.
 
         Returns:
@@ -195,12 +195,13 @@ class StreamingEncoder:
         x = _masked(mels[:, None], num_frames, lengths, per_frame)
         stages = self._weights.subsampling.stages
         for stage, last in zip(stages, before, strict=True):
-            inputs = torch.cat([last, x], 2)
-            last_inputs.append(inputs[:, :, -1:])
+            inputs = torch.cat([last.transpose(1, 2)[:, :, None], x], 2)
+            last_inputs.append(inputs[:, :, -1].transpose(1, 2))
             x = convolve(stage, F.pad(inputs, (2, 1)))
             per_frame, lengths = per_frame // 2, lengths // 2 + 1
             x = torch.relu(_masked(x, num_frames, lengths, per_frame))
-        return flatten(self._weights, self._config, x), last_inputs, lengths
+        x = project_bins(self._weights, self._config, x.transpose(1, 2).flatten(2))
+        return x, last_inputs, lengths
 
 
 class OfflineEncoder:
@@ -222,7 +223,7 @@ class OfflineEncoder:
         x = mels[None, None]
         for stage in self._weights.subsampling.stages:
             x = torch.relu(convolve(stage, F.pad(x, (1, 1, 1, 1))))
-        x = flatten(self._weights, self._config, x)
+        x = project_bins(self._weights, self._config, x.transpose(1, 2).flatten(2))
         num_frames, margin = x.shape[1], self._config.conv_kernel_size // 2
         for block in self._weights.blocks:
             x = x + 0.5 * feed_forward(block.feed_forward1, x)
@@ -268,18 +269,18 @@ def convolve(stage: Stage, x: Tensor) -> Tensor:
     return y
 
 
-def flatten(weights: EncoderWeights, config: EncoderConfig, x: Tensor) -> Tensor:
+def project_bins(weights: EncoderWeights, config: EncoderConfig, x: Tensor) -> Tensor:
     """Projects the subsampled frames.
 
     Args:
         weights: The encoder's tensors.
         config: Its sizes.
-        x: [batch, channels, frames, bins].
+        x: [batch, frames, channels * bins].
 
     Returns:
         [batch, frames, hidden].
     """
-    y = apply(weights.subsampling.linear, x.transpose(1, 2).flatten(2))
+    y = apply(weights.subsampling.linear, x)
     return y * math.sqrt(config.hidden_size) if config.scale_input else y
 
 

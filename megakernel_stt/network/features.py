@@ -16,12 +16,12 @@ from megakernel_stt.model.config import HOP_SIZE, SAMPLE_RATE
 from megakernel_stt.model.weights import Linear
 from megakernel_stt.network.layers import apply
 
-_FFT_SIZE, _WINDOW_SIZE = 512, 400  # samples
-_PREEMPHASIS = 0.97
-_LOG_FLOOR = 2**-24
+FFT_SIZE, _WINDOW_SIZE = 512, 400  # samples
+PREEMPHASIS = 0.97
+LOG_FLOOR = 2**-24
 _STD_FLOOR = 1e-5
 _REACH = _WINDOW_SIZE // 2  # samples after the centre of a mel frame that it depends on
-_MARGIN = (_FFT_SIZE - _WINDOW_SIZE) // 2
+_MARGIN = (FFT_SIZE - _WINDOW_SIZE) // 2
 _BLOCK_SIZE = 1024  # mel frames of a recording that are computed together
 PAST_SIZE = _REACH + 1  # samples before the centre; the pre-emphasis of the first takes one more
 
@@ -36,8 +36,7 @@ class LogMel:
             num_mels: Bins.
             device: Of the samples.
         """
-        window = torch.hann_window(_WINDOW_SIZE, periodic=False)
-        self._window = F.pad(window, (_MARGIN, _MARGIN)).to(device)
+        self._window = F.pad(hann_window(), (_MARGIN, _MARGIN)).to(device)
         self._filters = Linear(mel_filters(num_mels).to(device), None)
 
     def __call__(self, samples: Tensor, counts: Tensor) -> Tensor:
@@ -54,14 +53,14 @@ class LogMel:
             [streams, mel frames, bins] float32.
         """
         index = torch.arange(1, samples.shape[1], device=samples.device)
-        emphasised = samples[:, 1:] - _PREEMPHASIS * samples[:, :-1]
+        emphasised = samples[:, 1:] - PREEMPHASIS * samples[:, :-1]
         emphasised = emphasised.masked_fill(index >= counts[:, None], 0.0)
-        windows = F.pad(emphasised, (_MARGIN, _MARGIN)).unfold(1, _FFT_SIZE, HOP_SIZE)
+        windows = F.pad(emphasised, (_MARGIN, _MARGIN)).unfold(1, FFT_SIZE, HOP_SIZE)
         spectrum = torch.fft.rfft(windows * self._window)
         power = torch.view_as_real(spectrum).square().sum(-1)
         # One product for each mel frame on a CPU: the BLAS chooses the order of a sum by the rows.
         mels = apply(self._filters, power.flatten(0, 1)[:, None])
-        return torch.log(mels + _LOG_FLOOR).view(*power.shape[:2], -1)
+        return torch.log(mels + LOG_FLOOR).view(*power.shape[:2], -1)
 
     def recording(self, samples: NDArray[np.float32]) -> Tensor:
         """Computes all mel frames of a recording.
@@ -83,6 +82,11 @@ class LogMel:
             counts = torch.tensor([end - start], device=device)
             blocks.append(self(torch.from_numpy(block)[None].to(device), counts)[0])
         return torch.cat(blocks)
+
+
+def hann_window() -> Tensor:
+    """Weights [400] of the samples of a mel frame."""
+    return torch.hann_window(_WINDOW_SIZE, periodic=False)
 
 
 def samples_of(num_mels: int) -> int:
@@ -121,7 +125,7 @@ def mel_filters(num_mels: int) -> Tensor:
         [mels, 257] float32.
     """
     edges = _hertz(np.linspace(0.0, _mel(SAMPLE_RATE / 2), num_mels + 2))
-    frequencies = np.linspace(0.0, SAMPLE_RATE / 2, _FFT_SIZE // 2 + 1)
+    frequencies = np.linspace(0.0, SAMPLE_RATE / 2, FFT_SIZE // 2 + 1)
     slopes = edges[:, None] - frequencies
     widths = np.diff(edges)[:, None]
     rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]

@@ -1,4 +1,5 @@
-// The kernels of a Conformer block as a host library for the tests; blocks run one after another.
+// The kernels of the encoder of recognition as a host library for the tests; blocks run one after
+// another.
 #define MEGAKERNEL_EMULATOR
 #include "../../csrc/conformer/kernels.cuh"
 
@@ -22,6 +23,20 @@ static void run(int num_blocks, Body body) {
   extern "C" void conformer_convolve_##suffix(const ConvolveParams* p, int num_blocks, int) {   \
     static RowSums shared;                                                                      \
     run(num_blocks, [&] { convolve<Number>(*p, shared); });                                     \
+  }                                                                                             \
+  extern "C" void conformer_log_mel_##suffix(const LogMelParams* p, int num_blocks, int) {      \
+    static LogMelSharedMemory shared;                                                           \
+    run(num_blocks, [&] { log_mel<Number>(*p, shared); });                                      \
+  }                                                                                             \
+  extern "C" void conformer_subsample_mels_##suffix(const SubsampleParams* p, int num_blocks,   \
+                                                    int) {                                      \
+    run(num_blocks, [&] { subsample<Number, true>(*p); });                                      \
+  }                                                                                             \
+  extern "C" void conformer_subsample_##suffix(const SubsampleParams* p, int num_blocks, int) { \
+    run(num_blocks, [&] { subsample<Number, false>(*p); });                                     \
+  }                                                                                             \
+  extern "C" void conformer_flatten_##suffix(const FlattenParams* p, int num_blocks, int) {     \
+    run(num_blocks, [&] { flatten<Number>(*p); });                                              \
   }
 MEGAKERNEL_CONFORMER_NUMBERS(MEGAKERNEL_EMULATE_KERNELS)
 

@@ -23,7 +23,7 @@ SUPPORT_FILES = {
         f"transducer/{name}.cuh"
         for name in ("grid_barrier", "kernels", "params", "shared_memory", "tiles")
     ),
-    *(f"conformer/{name}.cuh" for name in ("kernels", "params", "row_norm")),
+    *(f"conformer/{name}.cuh" for name in ("kernels", "params", "row_norm", "streams")),
     *(f"align/{name}.cuh" for name in ("edge", "kernels", "lattice", "params", "scores")),
 }
 _MARKER = re.compile(r"^// --- ([a-z ]+?)(?:: [^\n]+)? ---$", re.MULTILINE)

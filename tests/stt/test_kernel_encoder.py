@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,17 @@ from megakernel_common.layers import exact_convolutions, split_heads
 from megakernel_stt.kernels.conformer import ConformerKernels, conformer_obstacle, load_conformer
 from megakernel_stt.kernels.conformer_structs import MAX_FEW_ROWS
 from megakernel_stt.kernels.encoder import KernelEncoder
+from megakernel_stt.kernels.subsampling import KernelLogMel
 from megakernel_stt.model.config import EncoderConfig, StreamingConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
 from megakernel_stt.model.weights import EncoderWeights, Linear
-from megakernel_stt.network.encoder import ENDLESS, EncoderState, StreamingEncoder
+from megakernel_stt.network.encoder import (
+    ENDLESS,
+    EncoderState,
+    StreamingEncoder,
+    project_bins,
+)
+from megakernel_stt.network.features import LogMel, samples_of
 from megakernel_stt.network.layers import (
     apply,
     attention,
@@ -167,7 +175,70 @@ def assert_rounded_alike(ours: Tensor, expected: Tensor) -> None:
 # Rows of a launch: a stream at its start, one in its first chunks, an older one, an older one that
 # ends at the second frame of the chunk, and no stream.
 SOURCES, TARGETS = [START, 4, 5, 5, START], [6, 7, 8, 9, UNUSED]
-BEFORE, LENGTHS = [0, 4, 96, 96, 0], [ENDLESS, ENDLESS, ENDLESS, 97, 0]
+BEFORE, NUM_MELS = [0, 4, 96, 96, 0], [ENDLESS, ENDLESS, ENDLESS, 769, 0]
+NUM_FRAMES = [ENDLESS, ENDLESS, ENDLESS, 97, 0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_mels", [8, 112])
+@pytest.mark.parametrize("num_bins", [80, 128])
+def test_features_are_those_of_torch(
+    num_bins: int, num_mels: int, dtype: torch.dtype, place: Place, load: LoadModel
+) -> None:
+    """Of samples that end within a mel frame; those behind the end do not matter."""
+    model, device = load("streaming"), device_of(place)
+    made = kernels(copied(model.weights.encoder, place, dtype), model.config.encoder, place)
+    size, generator = samples_of(num_mels), np.random.default_rng(num_mels)
+    level = generator.uniform(0.01, 0.5, (4, 1))
+    samples = torch.from_numpy((generator.standard_normal((4, size)) * level).astype(np.float32))
+    samples[1] = 0
+    counts = torch.tensor([size, size, size - 1000, 0])
+    expected = LogMel(num_bins, CPU)(samples, counts).to(dtype)
+    for row, count in zip(samples, counts.tolist(), strict=True):
+        row[count:] = torch.inf
+    found = KernelLogMel(made.launcher, num_bins)(samples.to(device), counts.to(device)).cpu()
+    if dtype == torch.bfloat16:
+        return assert_rounded_alike(found, expected)
+    # Two transforms in float32 differ by their roundings, most where a band is almost silent.
+    difference = (found - expected).abs()
+    assert difference.square().mean().sqrt() <= 1e-5 and difference.max() <= 1e-3
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lookahead", "bias"), [(0, False), (3, True), (13, False)])
+def test_subsampling_is_that_of_torch(
+    lookahead: int, bias: bool, dtype: torch.dtype, place: Place, load: LoadModel
+) -> None:
+    """Of mel frames that do not matter outside of a recording; last inputs move to their slots."""
+    model, device = load("streaming", bias=bias), device_of(place)
+    config, names = model.config.encoder, ("stage1", "stage2", "stage3")
+    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    encoder = KernelEncoder(made, lookahead)
+    slots, generator = empty_slots(encoder), torch.Generator().manual_seed(lookahead)
+    for stage in (slots.stage1, slots.stage2, slots.stage3):
+        stage[2:] = torch.randn(stage[2:].shape, generator=generator).abs().to(stage)
+    for source, num_frames in zip(SOURCES, BEFORE, strict=True):
+        slots.num_frames[source] = num_frames
+    before = read(slots, SOURCES)
+    shape = ROWS, encoder.num_mels, config.num_mels
+    mels = torch.randn(shape, generator=generator).to(device, dtype)
+    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    launcher, chunk_size = made.launcher, lookahead + 1
+    streams = launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
+    with exact_convolutions(device):
+        bins = made.subsampling.run(mels, streams, slots)
+        found = project_bins(made.weights, config, bins)
+        stages = before.stage1, before.stage2, before.stage3
+        expected, lasts, _ = encoder._subsample(mels, named[2], stages, before.num_frames)
+    bound = 1e-5 if dtype == torch.float32 else 2**-6
+    assert_close(found[:-1], expected[:-1], bound)
+    moved = read(slots, TARGETS[:-1])
+    for name, last in zip(names, lasts, strict=True):
+        assert_close(getattr(moved, name), last[:-1], bound)
+        assert torch.equal(getattr(read(slots, SOURCES), name), getattr(before, name))
+    assert torch.equal(moved.num_frames, before.num_frames[:-1] + chunk_size)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -191,8 +262,8 @@ def test_attention_is_that_of_torch(
     qkv = torch.randn(shape, generator=generator).to(device, dtype)
     weights, num_cached = made.weights.blocks[index].attention, slots.keys.shape[3]
     positions = position_keys(weights, num_cached + lookahead, -lookahead).contiguous()
-    named = torch.tensor([SOURCES, TARGETS, LENGTHS], device=device)  # lives during the launch
-    streams = made.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
+    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    streams = made.launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     found = made.attend(index, streams, qkv, positions, slots)
 
     query, key, value = (split_heads(part, config.head_dim) for part in qkv.chunk(3, -1))
@@ -200,7 +271,7 @@ def test_attention_is_that_of_torch(
     values = torch.cat([before.values[:, index], value], 2)
     first = before.num_frames[:, None]
     index_of_key = first + torch.arange(-num_cached, chunk_size, device=device)
-    ends = torch.tensor(LENGTHS, device=device)[:, None]
+    ends = torch.tensor(NUM_FRAMES, device=device)[:, None]
     visible = (index_of_key >= 0) & ((index_of_key < first) | (index_of_key < ends))
     unprojected = replace(weights, output=Linear(torch.eye(config.hidden_size).to(qkv), None))
     expected = attention(unprojected, query, keys, values, positions, visible)
@@ -229,8 +300,8 @@ def test_convolution_module_is_that_of_torch(
     before = read(slots, SOURCES)
     shape = ROWS, chunk_size, 2 * config.hidden_size
     inputs = torch.randn(shape, generator=generator).to(device, dtype)
-    named = torch.tensor([SOURCES, TARGETS, LENGTHS], device=device)  # lives during the launch
-    streams = made.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
+    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    streams = made.launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     found = made.convolve(index, streams, inputs, slots)
 
     weights = made.weights.blocks[index].convolution
@@ -358,6 +429,7 @@ def test_encoders_that_do_not_fit_are_named(load: LoadModel) -> None:
         (replace(config, streaming=None), "offline"),
         (replace(config, hidden_size=4096), "has 4096"),
         (replace(config, num_heads=config.hidden_size // 4), "multiples of 8"),
+        (replace(config, subsampling_channels=12), "has 12."),
         (replace(config, intermediate_size=132), "have 132."),
         (replace(config, intermediate_size=8192), "have 8192."),
         (replace(config, conv_kernel_size=1), "have 1."),
