@@ -153,7 +153,7 @@ DEVICE void subsample(const SubsampleParams& p) {
   const StageInput<Number, kOfMels> input(p, at.row / stream_rows, at.vector);
   const uint4* const weights = static_cast<const uint4*>(p.weights) + at.vector;
   float sums[kSize] = {};
-#pragma unroll
+#pragma unroll 1  // all taps at a time would need more registers than two thread blocks have
   for (int i = 0; i < 3; ++i) {
 #pragma unroll
     for (int j = 0; j < 3; ++j) {

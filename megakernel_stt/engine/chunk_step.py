@@ -118,14 +118,11 @@ class ChunkStep:
     def _compute(self) -> None:
         inputs = self._inputs.to(self._pool.device, non_blocking=True)
         samples, numbers = self._unpack(inputs)
-        num_samples, lengths, prompts, counts, sources, targets = numbers.unbind()
+        num_samples, lengths, prompts, _, sources, targets = numbers.unbind()
         frames = self._encode(samples, num_samples, lengths, prompts, sources, targets)
+        counts, *slots = numbers[3:].int().unbind()
         results = self._transducer.launch(
-            self._transducer.project(frames),
-            counts.int(),
-            sources.int(),
-            targets.int(),
-            self._pool.transducer,
+            self._transducer.project(frames), counts, slots[0], slots[1], self._pool.transducer
         )
         self._results.copy_(results, non_blocking=True)
 

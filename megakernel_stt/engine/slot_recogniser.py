@@ -11,7 +11,6 @@ from megakernel_stt.engine.recogniser import ChunkRecogniser, Chunks, Features, 
 from megakernel_stt.engine.slots import Slot, SlotPool
 from megakernel_stt.kernels.conformer import ConformerKernels
 from megakernel_stt.kernels.encoder import KernelEncoder
-from megakernel_stt.kernels.subsampling import KernelLogMel
 from megakernel_stt.kernels.transducer import KernelTransducer, read_results
 from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.model.checkpoint import Model
@@ -58,7 +57,7 @@ class SlotRecognisers:
             features = make_log_mel(self._model)
         else:
             encoder = KernelEncoder(self._conformer, lookahead)
-            features = KernelLogMel(self._conformer.launcher, config.num_mels)
+            features = self._conformer.log_mel
         start = encoder.start()
         pool = self._pools.get(start.keys.shape)
         if pool is None:

@@ -25,7 +25,7 @@ from megakernel_stt.kernels.conformer_structs import (
     ProjectParams,
     Streams,
 )
-from megakernel_stt.kernels.subsampling import SubsamplingKernels
+from megakernel_stt.kernels.subsampling import KernelLogMel, SubsamplingKernels
 from megakernel_stt.model.config import EncoderConfig
 from megakernel_stt.model.weights import BatchNorm, Linear
 from megakernel_stt.network.encoder import EncoderState
@@ -142,7 +142,8 @@ class ConformerKernels:
         weights: The encoder's tensors.
         config: Its sizes.
         launcher: Launches kernels.
-        subsampling: Kernels before the blocks.
+        log_mel: Features.
+        subsampling: Mel frames to the input of the blocks.
         qkv: Query, key and value projections of each block as one.
     """
 
@@ -166,6 +167,7 @@ class ConformerKernels:
         self.weights, self.config = weights, config
         like = weights.subsampling.linear.weight
         self.launcher = ConformerLauncher(module, like.dtype, like.device, overlap=overlap)
+        self.log_mel = KernelLogMel(self.launcher, config.num_mels)
         self.subsampling = SubsamplingKernels(self.launcher, weights.subsampling)
         self.qkv = [_join(block.attention) for block in weights.blocks]
         self._depthwise = [
