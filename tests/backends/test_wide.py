@@ -40,7 +40,9 @@ class _Rig:
         self.narrow_module = EmulatedModule(loaded.config)
         narrow = Comparison(loaded, self.narrow_module, _NUM_BLOCKS)
         kernels = emulated_kernels(self.narrow_module, _NUM_BLOCKS)
-        self.module = EmulatedModule(loaded.config, num_streams=width)
+        self.module = EmulatedModule(
+            loaded.config, num_streams=width, kernels=["prefill_wide"] if width == 32 else ()
+        )
         kernels.add_wide(self.module, loaded.config)
         self.text = narrow.text
         self.prompt = narrow.prompt

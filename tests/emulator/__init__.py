@@ -1,7 +1,7 @@
 """The decode kernels on a host without a GPU: csrc compiled with emulated instructions."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import c_float, c_int, c_void_p
 
 from torch import Tensor
@@ -39,19 +39,25 @@ class EmulatedModule:
         variant: DecodeVariant = ORDINARY,
         *options: str,
         num_streams: int = 0,
+        kernels: Collection[str] = (),
     ) -> None:
         """Compiles the kernels.
 
         Args:
             config: The model's numbers.
             variant: The build.
-            num_streams: Streams of the wide kernel; 0 for the kernels of few streams.
             options: For the compiler, in addition to those of every emulator.
+            num_streams: Streams of the wide kernel; 0 for the kernels of few streams.
+            kernels: Names of the kernels that are launched, if not all: each takes a second or two
+                to compile.
         """
         self.late = self.schedule_seed = 0
         self.launched: list[str] = []
         program = decode_program(config, variant, num_streams)
-        macros = [f"-D{name}={value}" for name, value in program.definitions]
+        self._kernels = kernels or program.kernels
+        names = ",".join(f'"{name}"' for name in self._kernels)
+        definitions = [*program.definitions, ("MEGAKERNEL_EMULATED_KERNELS", names)]
+        macros = [f"-D{name}={value}" for name, value in definitions]
         self._library = load_library(
             "emulate.cc", *macros, *options, checks=declaration_checks(DECODE_DECLARATIONS)
         )
@@ -68,6 +74,7 @@ class EmulatedModule:
         writes: Sequence[Tensor],
         set_bits: Tensor | None = None,
     ) -> None:
+        assert kernel in self._kernels, f"{kernel} was not compiled"
         self.launched.append(kernel)
         if set_bits is not None:
             set_bits.fill_(-1)

@@ -13,11 +13,20 @@ static void emulate(const Params& p, int num_blocks, int late, Body body) {
   launch(num_blocks, kNumThreads + 32, late, [&] { body(p, shared[block_idx()]); });
 }
 
+// Whether the library has a kernel: whether MEGAKERNEL_EMULATED_KERNELS lists its name.
+constexpr bool is_emulated(const char* name) {
+  for (const char* kernel : {MEGAKERNEL_EMULATED_KERNELS}) {
+    if (__builtin_strcmp(kernel, name) == 0) return true;
+  }
+  return false;
+}
+
 // Runs a kernel with some thread blocks; block 0 begins after `late` turns of the others.
-#define MEGAKERNEL_EMULATE_KERNEL(name, run, MaxColumns)                                       \
-  extern "C" void name(const Params* p, int num_blocks, int late) {                            \
-    emulate<MaxColumns>(*p, num_blocks, late,                                                  \
-                        [](const Params& p, auto& s) { run<KernelModel, MaxColumns>(p, s); }); \
+#define MEGAKERNEL_EMULATE_KERNEL(name, run, MaxColumns)                     \
+  extern "C" void name(const Params* p, int num_blocks, int late) {          \
+    emulate<MaxColumns>(*p, num_blocks, late, [](const Params& p, auto& s) { \
+      if constexpr (is_emulated(#name)) run<KernelModel, MaxColumns>(p, s);  \
+    });                                                                      \
   }
 MEGAKERNEL_DECODE_KERNELS(MEGAKERNEL_EMULATE_KERNEL)
 

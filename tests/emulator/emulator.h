@@ -7,8 +7,6 @@
 
 #include <stdio.h>
 
-#include <numeric>
-
 #include "fibers.h"
 
 #define DEVICE inline
@@ -61,11 +59,15 @@ inline unsigned warp_ballot(bool value) {
 inline bool warp_all(bool value) { return warp_ballot(value) == ~0u; }
 inline unsigned warp_add(unsigned value) {
   const unsigned* all = share_with_warp(value);
-  return std::accumulate(all, all + 32, 0u);
+  unsigned sum = 0;
+  for (int lane = 0; lane < 32; ++lane) sum += all[lane];
+  return sum;
 }
 inline unsigned warp_max(unsigned value) {
   const unsigned* all = share_with_warp(value);
-  return *std::max_element(all, all + 32);
+  unsigned largest = 0;
+  for (int lane = 0; lane < 32; ++lane) largest = max(largest, all[lane]);
+  return largest;
 }
 inline unsigned warp_min(unsigned value) { return ~warp_max(~value); }
 

@@ -1,14 +1,12 @@
 // A grid of thread blocks on one host thread: every CUDA thread is a fiber. Fibers run in turns; a
 // fiber yields where it polls and where it waits at a barrier.
+//
+// Headers of the emulator include few others: each is compiled with every library.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-
-#include <functional>
-#include <random>
-#include <vector>
 
 #include "numbers.h"
 
@@ -69,7 +67,8 @@ struct Machine {
   std::vector<MmaOperands> operands;     // [fibers]
   void* scheduler = nullptr;
   bool polled = false;  // the running warp polls: it ends its turn
-  std::function<void()> body;
+  void (*body)(const void*) = nullptr;
+  const void* body_captures = nullptr;
 };
 
 inline __attribute__((visibility("hidden"))) Machine the_machine;
@@ -106,7 +105,7 @@ inline void yield_poll() {
 
 inline void run_fiber() {
   Machine& m = machine();
-  m.body();
+  m.body(m.body_captures);
   m.fibers[m.fiber_idx].done = true;
   --m.num_running;
   yield();
@@ -161,13 +160,16 @@ class Schedule {
   void advance(int& pause, unsigned period, unsigned max_turns) {
     if (pause > 0) {
       --pause;
-    } else if (random_() % period == 0) {
-      pause = static_cast<int>(random_() % max_turns);
+    } else if (next_random() % period == 0) {
+      pause = static_cast<int>(next_random() % max_turns);
     }
   }
 
+  // The next number of a linear congruential generator (std::minstd_rand, of a large header).
+  unsigned next_random() { return random_ = random_ * 48271 % 0x7FFFFFFF; }
+
   bool enabled_;
-  std::minstd_rand random_;
+  uint64_t random_;
   std::vector<int> block_pauses_, warp_pauses_;
 };
 
@@ -187,16 +189,16 @@ inline void run_warp(int warp) {
   } while (schedule_seed == 0 && !m.polled && barrier.generation != generation);
 }
 
-// Runs `body` for every thread of thread blocks that are resident together. Block 0 begins after
-// `late` turns. The blocks may be some of a larger grid.
-inline void launch(int num_blocks, int num_threads, int late, std::function<void()> body,
-                   int first_block = 0, int num_grid_blocks = 0) {
+// Runs body(captures) for every thread of thread blocks that are resident together. Block 0 begins
+// after `late` turns. The blocks may be some of a larger grid.
+inline void run_fibers(int num_blocks, int num_threads, int late, int first_block,
+                       int num_grid_blocks, void (*body)(const void*), const void* captures) {
   Machine& m = machine();
   m = Machine();
   m.first_block = first_block;
   m.num_blocks = max(num_blocks, num_grid_blocks);
   m.num_threads = num_threads;
-  m.body = std::move(body);
+  m.body = body, m.body_captures = captures;
   const int num_fibers = num_blocks * num_threads;
   m.fibers.resize(num_fibers);
   m.block_barriers.resize(2 * num_blocks);
@@ -225,6 +227,15 @@ inline void launch(int num_blocks, int num_threads, int late, std::function<void
       if (!schedule.paused(warp * 32 / num_threads, warp)) run_warp(warp);
     }
   }
+}
+
+// The same for a body without an argument.
+template <class Body>
+void launch(int num_blocks, int num_threads, int late, const Body& body, int first_block = 0,
+            int num_grid_blocks = 0) {
+  run_fibers(
+      num_blocks, num_threads, late, first_block, num_grid_blocks,
+      [](const void* captures) { (*static_cast<const Body*>(captures))(); }, &body);
 }
 
 }  // namespace megakernel

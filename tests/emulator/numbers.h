@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <algorithm>
+#include <vector>  // defines std::max and std::min, too, in less time than <algorithm>
 
 struct alignas(8) uint2 {
   uint32_t x, y;
