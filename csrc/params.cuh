@@ -47,7 +47,7 @@ struct Network {
 };
 
 // How the codes of one network are sampled.
-struct SamplingParams {
+struct NetworkSampling {
   float temperature;  // 0: the code of the largest logit
   int top_k;          // 0: all codes
   float top_p;
@@ -66,7 +66,7 @@ struct StreamParams {
   unsigned noise_frame_offset;  // added to the frame's number in the counter of the noise
   unsigned seed[2];
   float repetition_penalty;
-  SamplingParams talker, predictor;
+  NetworkSampling talker, predictor;
 };
 
 // One position of a prompt, in one column of a prefill batch.

@@ -16,7 +16,9 @@ _MIN_TOP_P = 1e-30
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of a stream. The defaults are those of the released models.
+    """Sampling parameters of a stream. vLLM calls them `SamplingParams`.
+
+    The defaults are those of the released models.
 
     Attributes:
         temperature: For code 0. Values below 1e-6 select the most likely id (greedy).

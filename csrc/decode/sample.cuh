@@ -318,7 +318,7 @@ class ExactDivisor {
 
 // Samples from scores [NumIds] and noise [NumIds]. Returns the id; NumIds if no score is finite.
 template <int NumIds>
-DEVICE int sample(Scores<NumIds>& scores, Scores<NumIds>& noise, const SamplingParams& params,
+DEVICE int sample(Scores<NumIds>& scores, Scores<NumIds>& noise, const NetworkSampling& params,
                   ExactDivisor temperature, BlockReduction& reduction) {
   if (warp_all(params.temperature == 0)) {
     return best_candidate(scores, -INFINITY, [](int, float score) { return score; }, reduction).id;
@@ -344,7 +344,7 @@ DEVICE int sample_code0(const Params& p, const StreamParams& stream, const uint3
   noise.for_each(
       [&](int id, float&) { penalised = penalised << 1 | (id < M::vocab_size && seen[id]); });
   make_noise(noise, stream, 0);
-  const SamplingParams params = stream.talker;
+  const NetworkSampling params = stream.talker;
   const ExactDivisor penalty(stream.repetition_penalty), temperature(params.temperature);
   load_logits(p, logits, tag, timed_out, scores);
   int bit = 4 * Scores<M::vocab_size>::kNumVectors;
@@ -366,7 +366,7 @@ DEVICE int sample_group_code(const Params& p, const StreamParams& stream, int co
                              BlockReduction& reduction) {
   Scores<M::num_codes> scores, noise;
   make_noise(noise, stream, codebook);
-  const SamplingParams params = stream.predictor;
+  const NetworkSampling params = stream.predictor;
   const ExactDivisor temperature(params.temperature);
   load_logits(p, logits, tag, timed_out, scores);
   return sample(scores, noise, params, temperature, reduction);

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from megakernel_tts.backends.protocol import SlotProgress
-from megakernel_tts.kernels.structs import SamplingParams, StreamParams
+from megakernel_tts.kernels.structs import NetworkSampling, StreamParams
 from megakernel_tts.sampling import Sampling
 
 
@@ -47,10 +47,10 @@ def new_stream(sampling: Sampling, first_frame: int) -> StreamParams:
         noise_frame_offset=first_frame & 0xFFFFFFFF,
         seed=(seed & 0xFFFFFFFF, seed >> 32),
         repetition_penalty=sampling.repetition_penalty,
-        talker=SamplingParams(
+        talker=NetworkSampling(
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
         ),
-        predictor=SamplingParams(
+        predictor=NetworkSampling(
             temperature=sampling.predictor_temperature,
             top_k=sampling.predictor_top_k,
             top_p=sampling.predictor_top_p,

@@ -31,7 +31,7 @@ from megakernel_tts.backends.protocol import (
     SlotProgress,
 )
 from megakernel_tts.backends.sampling import (
-    SamplingTensors,
+    SamplingMetadata,
     apply_repetition_penalty,
     gumbel_noise,
     sample,
@@ -282,7 +282,7 @@ class Reference:
         self._trace("logits", logits)
         first = self._sample_first_code(slots, states, logits, noise[:, 0])
         samplings = [state.sampling for state in states]
-        params = SamplingTensors.for_predictor(samplings, self._device)
+        params = SamplingMetadata.for_predictor(samplings, self._device)
         codes = torch.cat(
             [first[:, None], self.predict(hidden, first, params, noise[:, 1:])], dim=1
         ).cpu()
@@ -345,10 +345,10 @@ class Reference:
             torch.tensor(early, device=self._device)[:, None], self._codes_only, self._codes_or_eos
         )
         logits = logits.masked_fill(~allowed, -torch.inf)
-        return sample(logits, SamplingTensors.for_talker(samplings, self._device), noise)
+        return sample(logits, SamplingMetadata.for_talker(samplings, self._device), noise)
 
     def predict(
-        self, hidden: Tensor, first: Tensor, params: SamplingTensors, noise: Tensor
+        self, hidden: Tensor, first: Tensor, params: SamplingMetadata, noise: Tensor
     ) -> Tensor:
         """Samples codes 1 to groups - 1 of a frame.
 

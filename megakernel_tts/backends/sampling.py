@@ -16,8 +16,8 @@ from megakernel_tts.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class SamplingTensors:
-    """Sampling parameters of one network for a batch of streams.
+class SamplingMetadata:
+    """Sampling parameters of one network for a batch of streams, as tensors.
 
     Attributes:
         temperature: [batch, 1], float32; 1 in greedy rows.
@@ -37,24 +37,24 @@ class SamplingTensors:
     top_p: Tensor | None
 
     @staticmethod
-    def for_talker(samplings: Sequence[Sampling], device: torch.device) -> "SamplingTensors":
+    def for_talker(samplings: Sequence[Sampling], device: torch.device) -> "SamplingMetadata":
         """Parameters of code 0, one row per stream."""
         return _params([(s.temperature, s.top_k, s.top_p) for s in samplings], device)
 
     @staticmethod
-    def for_predictor(samplings: Sequence[Sampling], device: torch.device) -> "SamplingTensors":
+    def for_predictor(samplings: Sequence[Sampling], device: torch.device) -> "SamplingMetadata":
         """Parameters of codes 1 to 15, one row per stream."""
         rows = [(s.predictor_temperature, s.predictor_top_k, s.predictor_top_p) for s in samplings]
         return _params(rows, device)
 
 
-def _params(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingTensors:
+def _params(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingMetadata:
     temperature, top_k, top_p = zip(*rows, strict=True)
 
     def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
-    return SamplingTensors(
+    return SamplingMetadata(
         temperature=column([t or 1.0 for t in temperature], torch.float32),
         greedy=column([t == 0 for t in temperature], torch.bool) if 0 in temperature else None,
         max_k=max(top_k),
@@ -79,7 +79,7 @@ def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> T
     return torch.where(seen, penalized, logits)
 
 
-def sample(logits: Tensor, params: SamplingTensors, noise: Tensor) -> Tensor:
+def sample(logits: Tensor, params: SamplingMetadata, noise: Tensor) -> Tensor:
     """Samples one id per row.
 
     Args:
@@ -97,7 +97,7 @@ def sample(logits: Tensor, params: SamplingTensors, noise: Tensor) -> Tensor:
     return noisy.argmax(dim=-1)
 
 
-def _top_k(scores: Tensor, params: SamplingTensors) -> Tensor:
+def _top_k(scores: Tensor, params: SamplingMetadata) -> Tensor:
     max_k = min(params.max_k, scores.shape[-1])
     if max_k == 0:
         return scores

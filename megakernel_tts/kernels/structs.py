@@ -113,11 +113,11 @@ class Network(DeviceStruct):
     )
 
 
-class SamplingParams(DeviceStruct):
+class NetworkSampling(DeviceStruct):
     """How the codes of one network are sampled."""
 
     __slots__ = ()
-    CPP_NAME = "megakernel::SamplingParams"
+    CPP_NAME = "megakernel::NetworkSampling"
     _fields_ = (("temperature", c_float), ("top_k", c_int), ("top_p", c_float))
 
 
@@ -138,8 +138,8 @@ class StreamParams(DeviceStruct):
         ("noise_frame_offset", c_uint),
         ("seed", c_uint * 2),
         ("repetition_penalty", c_float),
-        ("talker", SamplingParams),
-        ("predictor", SamplingParams),
+        ("talker", NetworkSampling),
+        ("predictor", NetworkSampling),
     )
 
 
@@ -323,7 +323,7 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     ExchangeBuffers,
     WideBuffers,
     Network,
-    SamplingParams,
+    NetworkSampling,
     StreamParams,
     PrefillColumn,
     PrefillBatch,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from megakernel_tts import Sampling
 from megakernel_tts.backends.sampling import (
-    SamplingTensors,
+    SamplingMetadata,
     apply_repetition_penalty,
     gumbel_noise,
     philox,
@@ -19,8 +19,8 @@ from megakernel_tts.backends.sampling import (
 CPU = torch.device("cpu")
 
 
-def talker_params(num_rows: int, **fields: float | int) -> SamplingTensors:
-    return SamplingTensors.for_talker([Sampling(**fields)] * num_rows, CPU)  # type: ignore[arg-type]
+def talker_params(num_rows: int, **fields: float | int) -> SamplingMetadata:
+    return SamplingMetadata.for_talker([Sampling(**fields)] * num_rows, CPU)  # type: ignore[arg-type]
 
 
 # Known answers of Philox4x32-10, as published with the Random123 library.
@@ -99,9 +99,9 @@ def test_batching_greedy_and_sampled_rows_does_not_change_ids() -> None:
     ]
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
     noise = gumbel_noise([1, 2, 3], [4, 4, 4], 1, 50, CPU)[:, 0]
-    batched = sample(logits, SamplingTensors.for_talker(samplings, CPU), noise)
+    batched = sample(logits, SamplingMetadata.for_talker(samplings, CPU), noise)
     single = [
-        sample(logits[i : i + 1], SamplingTensors.for_talker([sampling], CPU), noise[i : i + 1])
+        sample(logits[i : i + 1], SamplingMetadata.for_talker([sampling], CPU), noise[i : i + 1])
         for i, sampling in enumerate(samplings)
     ]
     assert torch.equal(batched, torch.cat(single))
@@ -147,8 +147,8 @@ def test_temperature_that_would_overflow_is_greedy(temperature: float, seed: int
     sampling = Sampling(temperature=temperature, predictor_temperature=temperature, top_p=0.9)
     sampling = sampling.in_float32()
     for params in (
-        SamplingTensors.for_talker([sampling], CPU),
-        SamplingTensors.for_predictor([sampling], CPU),
+        SamplingMetadata.for_talker([sampling], CPU),
+        SamplingMetadata.for_predictor([sampling], CPU),
     ):
         assert int(sample(logits, params, noise)) == int(logits.argmax())
 
@@ -159,7 +159,7 @@ def test_most_likely_id_is_kept_for_any_top_p(top_p: float) -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     noise = gumbel_noise([1, 2, 3, 4], [0] * 4, 1, 50, CPU)[:, 0]
     for params in (
-        SamplingTensors.for_talker([sampling] * 4, CPU),
-        SamplingTensors.for_predictor([sampling] * 4, CPU),
+        SamplingMetadata.for_talker([sampling] * 4, CPU),
+        SamplingMetadata.for_predictor([sampling] * 4, CPU),
     ):
         assert torch.equal(sample(logits, params, noise), logits.argmax(dim=-1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megakernel_common.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.structs import PrefillBatch, SamplingParams
+from megakernel_tts.kernels.structs import NetworkSampling, PrefillBatch
 
 STREAM, CONTEXT, FUNCTION = 0xBEEF, 0x77, 0x99
 
@@ -38,11 +38,11 @@ class RecordingDriver:
         return 0, b"too many blocks"
 
     def cuModuleGetGlobal(self, module: int, name: bytes) -> tuple[int, int, int]:  # noqa: N802
-        return 0, 0xABC0, ctypes.sizeof(SamplingParams)
+        return 0, 0xABC0, ctypes.sizeof(NetworkSampling)
 
     def cuMemcpyDtoH(self, host: int, device: int, size: int) -> tuple[int]:  # noqa: N802
-        assert (device, size) == (0xABC0, ctypes.sizeof(SamplingParams))
-        SamplingParams.from_address(host).top_k = 50
+        assert (device, size) == (0xABC0, ctypes.sizeof(NetworkSampling))
+        NetworkSampling.from_address(host).top_k = 50
         return (0,)
 
     def __getattr__(self, name: str) -> Any:
@@ -140,4 +140,4 @@ def test_a_refused_launch_is_an_error_and_restores_the_context(
 
 
 def test_a_global_variable_is_copied(module: KernelModule) -> None:
-    assert module.read("facts", SamplingParams).top_k == 50
+    assert module.read("facts", NetworkSampling).top_k == 50

@@ -71,7 +71,7 @@ def test_a_text_that_does_not_compile_is_an_error_with_the_log() -> None:
 
 @needs_nvrtc
 def test_a_struct_that_differs_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamParams, "CPP_NAME", "megakernel::SamplingParams")
+    monkeypatch.setattr(StreamParams, "CPP_NAME", "megakernel::NetworkSampling")
     with pytest.raises(RuntimeError, match="StreamParams has another size"):
         nvrtc.compile_program(PROGRAM, "90a")
 

@@ -29,8 +29,8 @@ from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.structs import (
     DECODE_DECLARATIONS,
     MIN_FRAMES,
+    NetworkSampling,
     Params,
-    SamplingParams,
     StreamParams,
 )
 from tests.emulator.build import FOLDER
@@ -154,7 +154,7 @@ def test_builds_check_every_struct_and_enumeration() -> None:
 
 def test_an_unknown_field_cannot_be_set() -> None:
     with pytest.raises(AttributeError):
-        SamplingParams().temprature = 1.0
+        NetworkSampling().temprature = 1.0
 
 
 def test_every_struct_has_one_declaration() -> None:
