@@ -195,7 +195,7 @@ Params random_params(const RandomModelSizes& sizes) {
   p.published_frames = pinned_zeros<PublishedFrame>(kMaxStreams * sizes.max_frames);
   p.num_published = pinned_zeros<unsigned>(kMaxStreams);
   p.stop_flags = pinned_zeros<unsigned>(kMaxStreams);
-  p.failure = pinned_zeros<unsigned>(3);
+  p.failure = pinned_zeros<unsigned>(1);
   p.timeout_ns = sizes.timeout_ns;
   set_workspace(p, device_zeros<uint32_t>(kWorkspace.num_values));
   p.phase_times =
@@ -299,8 +299,10 @@ void launch_prefill(Params& p, const std::vector<PrefillBatch>& batches, int num
 // Waits for all launches; exits if a thread block timed out.
 inline void finish_launches(const Params& p) {
   check_cuda(cudaDeviceSynchronize(), "The launch");
-  if (p.failure[0] == 0) return;
-  fprintf(stderr, "Thread block %u timed out at phase %u.\n", p.failure[1], p.failure[2]);
+  if (*p.failure == 0) return;
+  const unsigned wait = *p.failure - 1;
+  fprintf(stderr, "Thread block %u waited for the phase %u until the timeout.\n",
+          wait / kNumPhases, wait % kNumPhases);
   exit(1);
 }
 

@@ -189,6 +189,8 @@ using PairExchangeLayout =
 
 // --- waiting ---
 
+// The phases. A timeout names the phase that writes the awaited values, or the one whose weights
+// are awaited. PhaseTimer adds the same wait to the phase that waits.
 enum Phase : int {
   kQkv,
   kAttention,
@@ -212,9 +214,8 @@ DEVICE_NOINLINE uint64_t check_timeout_or_abort(const Params& p, Phase phase, in
   if (first && now - start_ns <= p.timeout_ns) return start_ns;
   if (first) {
     store_relaxed(p.abort_flag, 1);
-    p.failure[1] = block_idx();
-    p.failure[2] = phase;
-    store_host_flag(p.failure, 1);
+    // A single store: if two waits expire together, the record is that of one of them.
+    store_host_flag(p.failure, 1 + phase + kNumPhases * block_idx());
   }
   timed_out = 1;
   return 0;

@@ -140,8 +140,8 @@ struct Params {
   PublishedFrame* published_frames;  // pinned [streams, max_frames]
   unsigned* num_published;           // pinned [streams]: frames published by this launch
   const unsigned* stop_flags;        // pinned [streams]: not 0 to end the stream
-  unsigned* failure;                 // pinned [3]: 1 after a timeout, thread block, phase
-  uint64_t timeout_ns;               // the longest wait; 0: a wait fails at the first poll
+  unsigned* failure;    // pinned: 0, after a timeout 1 + phase + kNumPhases * thread block
+  uint64_t timeout_ns;  // the longest wait; 0: a wait fails at the first poll
 
   uint32_t* predictor_input;  // float layout, [columns, predictor hidden]
   uint32_t* sampled_codes;    // [streams]: bits 0-11 the code, bit 12 active, bits 30-31 the tag

@@ -287,7 +287,7 @@ DEVICE void combine_spans(const Params& p, const Network& n, const EpochTags& ep
   const uint32_t* partials = n.exchange.attention_partials + first * kHeadDim + channel;
   const uint32_t* stats = n.exchange.softmax_stats + first * 2;
   float max_score = -INFINITY, exp_sum = 0, weighted_value = 0;
-  SpinTimeout timeout(p, kAttentionCombine, timed_out);
+  SpinTimeout timeout(p, kAttention, timed_out);
   constexpr int kBatch = 4;  // spans whose loads are in flight together
 #pragma unroll 1
   for (int span = 0; span < item.num_spans; span += kBatch) {

@@ -69,7 +69,7 @@ class DecodeBuffers:
         frames: int32 [streams * MAX_FRAMES * FRAME_SIZE] on the host, written by the kernels.
         num_published: int32 [streams] on the host, frames that are there.
         stop_flags: int32 [streams] on the host, read by the kernels.
-        failure: int32 [3] on the host: 1 after a timeout, thread block, phase.
+        failure: int32 [1] on the host: 0, after a timeout 1 + phase + len(PHASES) * thread block.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class DecodeBuffers:
         params = self.params
         self.frames, params.published_frames = self._pinned(num_streams * MAX_FRAMES * FRAME_SIZE)
         self.num_published, params.num_published = self._pinned(num_streams)
-        self.failure, params.failure = self._pinned(3)
+        self.failure, params.failure = self._pinned(1)
         self._written += self._references[-3:]
         self.stop_flags, params.stop_flags = self._pinned(num_streams)
 

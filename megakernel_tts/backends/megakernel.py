@@ -366,13 +366,13 @@ class Megakernel:
         """Each stream's frames [published, 1 + code groups]: the end reason, the codes."""
         buffers = self._buffers
         if buffers.failure[0]:
-            _, block, phase = buffers.failure.tolist()
+            block, phase = divmod(int(buffers.failure[0]) - 1, len(PHASES))
             buffers.failure[:] = 0
             self.clear_prefix_cache()  # the launch that failed may have been that of a prompt
             raise DeviceError(
-                f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
-                f"at the phase {PHASES[phase]}. Another program may hold the GPU; if none "
-                "does, see docs/where-to-change.md, a launch that timed out."
+                f"The kernel timed out: thread block {block} waited {_TIMEOUT_NS / 1e9:g} s for "
+                f"values or weights of the phase {PHASES[phase]}. Another program may hold the "
+                "GPU; if none does, see docs/where-to-change.md, a launch that timed out."
             )
         counts = buffers.num_published[:num_streams]
         table = buffers.table(num_streams, num_frames).astype(np.int64)  # one copy for all streams
