@@ -301,8 +301,8 @@ inline void finish_launches(const Params& p) {
   check_cuda(cudaDeviceSynchronize(), "The launch");
   if (*p.failure == 0) return;
   const unsigned wait = *p.failure - 1;
-  fprintf(stderr, "Thread block %u waited for the phase %u until the timeout.\n",
-          wait / kNumPhases, wait % kNumPhases);
+  fprintf(stderr, "Thread block %u waited for the phase %u until the timeout.\n", wait / kNumPhases,
+          wait % kNumPhases);
   exit(1);
 }
 
