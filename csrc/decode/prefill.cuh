@@ -47,8 +47,8 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
       Base::template load_norm<Talker::hidden_size>(s_.talker.layer_norms);
       set_columns(num_columns, [&](int c) {
         const PrefillColumn& column = batch.columns[min(c, last)];
-        return Column{column.slot, column.position, c > last ? c : column.first_column, c <= last,
-                      -1};
+        return Column{column.slot, column.position, c > last ? c : column.first_column, -1,
+                      c <= last};
       });
       const auto input = [&](int c, int k) {
         const size_t row = batch.first_row + min(c, last);
