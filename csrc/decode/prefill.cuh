@@ -101,8 +101,8 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
           if (!failed_before) store_prompt_hidden(batch, c + i, vector, x);
         },
         [](int) {});
+    sync_compute_threads();  // with other columns, other threads write a row of the residual
     if (batch.prompt_end_mask == 0) return true;
-    sync_compute_threads();
     const bool ok = context_.timed_out() == 0;
     if (!ok) invalidate_prompt_hidden(batch);
     return ok;
