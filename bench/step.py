@@ -39,6 +39,7 @@ _NUM_SLOTS = max(_STREAM_COUNTS)
 _POSITIONS = (16, 100, 500, 1000, 2000)
 _PROMPT, _PREFIX = 10, 9  # positions
 _LONG_PROMPT = 24
+_PROMPTS = (_PROMPT, _LONG_PROMPT, 35, 64)  # of one stream, with nothing cached
 _REPEATS = 7
 
 PhaseTimes = dict[str, dict[str, float]]  # phase -> microseconds by interval
@@ -119,7 +120,7 @@ class KernelTimer:
 
     Attributes:
         kernel: The backend.
-        prompt: [24, hidden], the input vectors of a prompt, bfloat16 on the host.
+        prompt: [64, hidden], the input vectors of a prompt, bfloat16 on the host.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class KernelTimer:
             model, config, pad, num_slots=num_slots, max_positions=2048, kernels=kernels
         )
         disable_end_of_speech(self.kernel)
-        self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
+        self.prompt = 0.05 * torch.randn(max(_PROMPTS), hidden).bfloat16()
 
     def prefill(self, num_streams: int, common: int, length: int = _PROMPT) -> float:
         """Times the prefill of one prompt for each of several streams.
@@ -187,7 +188,7 @@ class KernelTimer:
 
         Returns:
             For a frame of one stream, of eight and of 64, and for prefill batches of 8, 16, 2 and
-            64 columns: the times of each phase.
+            64 columns, the last of eight prompts and of one: the times of each phase.
         """
         frame_us = 1e3 * self.frame(1, 100)
         cycles = {"frame": self._cycles() / FRAMES_PER_LAUNCH}
@@ -200,6 +201,8 @@ class KernelTimer:
             cycles[f"prefill_{name}_columns"] = self._cycles()
         self.prefill(8, 0, 8)
         cycles["prefill_64_columns"] = self._cycles()
+        self.prefill(1, 0, 64)
+        cycles["prefill_64_columns_of_one_prompt"] = self._cycles()
         cycles_per_us = cycles["frame"].sum() / frame_us
         return {
             work: {
@@ -263,9 +266,11 @@ def measure(size: str) -> dict[str, object]:
         "frame_ms_by_streams": by_streams,
         "frame_ms_by_streams_at_500": {n: round(timer.frame(n, 500), 3) for n in _STREAM_COUNTS},
         "frame_ms_by_position": by_position,
-        "prefill_ms": round(timer.prefill(1, 0), 3),
+        "prefill_ms_by_positions": {n: round(timer.prefill(1, 0, n), 3) for n in _PROMPTS},
+        "prefill_ms_by_positions_in_narrow_batches": {
+            n: round(narrow.prefill(1, 0, n), 3) for n in _PROMPTS
+        },
         "prefill_ms_cached_prefix": round(timer.prefill(1, _PREFIX), 3),
-        "prefill_ms_24_positions": round(timer.prefill(1, 0, _LONG_PROMPT), 3),
         "prefill_ms_24_positions_cached_prefix": round(timer.prefill(1, 8, _LONG_PROMPT), 3),
         "prefill_ms_eight_streams": round(timer.prefill(8, 0), 3),
         "prefill_ms_eight_streams_in_narrow_batches": round(narrow.prefill(8, 0), 3),

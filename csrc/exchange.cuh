@@ -42,9 +42,17 @@
 //     of down or, without such rows, of gate_up, which by 2 depend on all reads of scales in pass
 //     0. predictor_input is read by all thread blocks with rows of the input projection, which
 //     store these rows afterwards.
-//  8. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
+//  8. Wide prefill batches. An attention item writes the key and the value of its column to the KV
+//     cache, and then stores their cache_tags if a later prompt tile of the same prompt is in the
+//     batch. An item of that tile waits for these tags before it reads the cache, and stores its
+//     results afterwards: 2 to 5 hold for them. No item waits for itself: a thread block computes
+//     its items in the order of columns, stores the tags of an item before it waits for others,
+//     and waits only for items of earlier columns. The first item in this order that has not ended
+//     therefore waits for none. The writer's lanes meet at a warp barrier and fence before the
+//     tag. The reader loads tags with acquire semantics, and reads after a block barrier.
+//  9. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
-//  9. Timeouts. A thread that has timed out continues with the values that it has; its thread block
+// 10. Timeouts. A thread that has timed out continues with the values that it has; its thread block
 //     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
 //     and `failure` marks the launch as failed for the host.
 //
@@ -53,7 +61,7 @@
 // tests/kernels/test_exchange.py and, for wide kernels, tests/backends/test_wide.py.
 //
 // Keys and values are ordinary memory. Their writer fences them at the end of a pass, before it
-// stores values that thread blocks of a later pass depend on.
+// stores values that thread blocks of a later pass depend on. Within a pass, point 8 orders them.
 #pragma once
 
 #include "memory.cuh"

@@ -26,6 +26,7 @@ struct WideBuffers {
   uint32_t* mlp_normed;        // operand layout, [columns, hidden]: mlp_residual x next norm
   uint32_t* attention_scales;  // [columns, 4]: 1 / rms of attention_residual
   uint32_t* mlp_scales;        // [columns, 4]: 1 / rms of mlp_residual
+  uint32_t* cache_tags;        // [kv heads, columns, 2]: whether the KV cache has a key, a value
 };
 
 // A decoder stack and its KV cache.
@@ -73,7 +74,7 @@ struct StreamParams {
 struct PrefillColumn {
   int slot;
   int position;
-  int first_column;  // the first column of the batch with the same slot
+  int first_column;  // the first column of its prompt tile
 };
 
 // Prompt positions, of one prompt or several, that pass through the talker together. The packer
@@ -85,12 +86,13 @@ struct PrefillBatch {
   PrefillColumn columns[kBatchColumns];
 };
 
-// The same for a wide kernel, one batch per launch.
+// The same for a wide kernel, one batch per launch. The prompt tiles of a prompt are side by side.
 struct WidePrefillColumn {
   int slot;
   int position;
-  int first_column;  // the first column of the batch with the same slot
-  int ends_prompt;   // 1: the column is the last of its prompt
+  int first_column;   // the first column of its prompt tile
+  int precedes_tile;  // 1: a later prompt tile of its prompt is in the batch
+  int ends_prompt;    // 1: the column is the last of its prompt
 };
 struct WidePrefillBatch {
   int num_columns;

@@ -14,7 +14,7 @@ struct ExchangeOffsets {
 
 // Where the buffers of WideBuffers begin, in values of 32 bits.
 struct WideOffsets {
-  int64_t attention_normed, mlp_normed, attention_scales, mlp_scales;
+  int64_t attention_normed, mlp_normed, attention_scales, mlp_scales, cache_tags;
 };
 
 // Where every buffer of Params begins, in values of 32 bits.
@@ -66,6 +66,7 @@ constexpr WideOffsets wide_offsets(BufferAllocator& allocator) {
   offsets.mlp_normed = allocator.reserve(num_pairs(S::hidden_size));
   offsets.attention_scales = allocator.reserve(4);
   offsets.mlp_scales = allocator.reserve(4);
+  offsets.cache_tags = allocator.reserve(S::short_context ? 0 : 2 * S::num_kv_heads);
   return offsets;
 }
 

@@ -40,13 +40,21 @@ constexpr bool kLoadsEarly = kManyRegisters && !kIsWide;
 struct Column {
   int slot;
   int position;
-  int first_column;  // the first column of the same slot; columns between precede this one
-  bool append;       // whether its key and value are written to the slot
+  int first_column;  // the first of the slot, or of its prompt tile; those between precede this one
   int frame;         // the launch's frame for which scores are captured, or -1
+  bool append;       // whether its key and value are written to the slot
+  bool precedes_tile;  // whether a later prompt tile of the slot is in the pass
 };
 
 struct AttentionItem {
   int column, head, span, num_spans;  // `head` is the KV head
+};
+
+// The order of keys and values in the KV cache, if all positions before a column's prompt tile are
+// of earlier passes: there is nothing to wait for. See `EarlierTiles` of wide_attention.cuh.
+struct EarlierPasses {
+  DEVICE void publish(AttentionItem, bool) const {}
+  DEVICE void wait(AttentionItem, int) const {}
 };
 
 // --- body: one item ---
@@ -70,29 +78,29 @@ DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int nu
 }
 
 // Loads the queries of the item's column from exchange.qkv, and for the last span (`with_new`) the
-// new keys and values of the slot's columns up to the item's. A warp loads one vector [head dim] at
-// a time, from vector `first_vector` on; lane l has channels 4 l to 4 l + 3. Writes `shared`: query
-// [2, head dim], query_pairs [splits, 2, head dim], new_key and new_value [columns, head dim].
-// Writes the column's own key and value to the page of its position, `own_page`.
-template <class S, int MaxColumns, int Capacity>
+// new keys and values of the prompt tile's columns, from the item's back to the first. A warp loads
+// one vector [head dim] at a time, from vector `first_vector` on; lane l has channels 4 l to
+// 4 l + 3. Writes `shared`: query [2, head dim], query_pairs [splits, 2, head dim], new_key and
+// new_value [columns, head dim]. Writes the column's own key and value to the page of its position,
+// `own_page`, and then calls `earlier.publish`.
+template <class S, int MaxColumns, int Capacity, class Earlier>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
                                      const EpochTags& epoch_tags, const Column* columns, int layer,
                                      AttentionItem item, int own_page, bool with_new,
                                      int first_vector,
                                      AttentionSharedMemory<MaxColumns, Capacity>& shared,
-                                     int& timed_out) {
+                                     int& timed_out, const Earlier& earlier) {
   const Column column = columns[item.column];
   const int num_vectors =
       warp_uniform(2 + (with_new ? 2 * (item.column - column.first_column + 1) : 0));
 #pragma unroll 1
   for (int i = first_vector; i < num_vectors; i += kNumWarps) {
-    const int new_idx = i / 2 - 1;  // -1: a query
-    const bool is_value = new_idx >= 0 && i % 2;
-    const int c = new_idx < 0 ? item.column : column.first_column + new_idx;
-    const int row = new_idx < 0
-                        ? (2 * item.head + i) * kHeadDim
-                        : S::query_size + (is_value ? S::kv_size : 0) + item.head * kHeadDim;
-    const uint2 norm = load_packed_bf16x4(norms + (new_idx < 0 ? 0 : kHeadDim) + 4 * lane_idx());
+    const int distance = i / 2 - 1;  // from the column to the item's; -1: a query
+    const bool is_query = distance < 0, is_own = distance == 0, is_value = !is_query && i % 2;
+    const int c = item.column - max(distance, 0), new_idx = c - column.first_column;
+    const int row = is_query ? (2 * item.head + i) * kHeadDim
+                             : S::query_size + (is_value ? S::kv_size : 0) + item.head * kHeadDim;
+    const uint2 norm = load_packed_bf16x4(norms + (is_query ? 0 : kHeadDim) + 4 * lane_idx());
     const Rope rope(n, columns[c].position);
     const uint4 raw = wait_for_values(n.exchange.qkv + c * S::Qkv::rows + row + 4 * lane_idx(),
                                       epoch_tags.of(c), SpinTimeout(p, kQkv, timed_out));
@@ -100,15 +108,15 @@ DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf
     if (!is_value) v = rope.norm_and_rotate(v, warp_sum(square(v)), norm, n.eps);
     const SplitBf16x4 splits = split_bf16x4(v);
     v = unpack_bf16x4(splits);
-    float* to = new_idx < 0 ? shared.query[i]
-                : is_value  ? shared.new_value[new_idx]
-                            : shared.new_key[new_idx];
+    float* to = is_query   ? shared.query[i]
+                : is_value ? shared.new_value[new_idx]
+                           : shared.new_key[new_idx];
     reinterpret_cast<float4*>(to)[lane_idx()] = v;
 #pragma unroll
     for (int split = 0; split < kNumSplits; ++split) {
       const uint2 pairs = splits.pairs[split];
-      if (new_idx < 0) reinterpret_cast<uint2*>(shared.query_pairs[split][i])[lane_idx()] = pairs;
-      if (new_idx < 0 || c != item.column || !column.append) continue;
+      if (is_query) reinterpret_cast<uint2*>(shared.query_pairs[split][i])[lane_idx()] = pairs;
+      if (!is_own || !column.append) continue;
       const size_t own_offset = kv_offset<S>(n, own_page, layer, item.head);
       if (is_value) {
         const float4 v = unpack_bf16x4(pairs);
@@ -121,6 +129,7 @@ DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf
         store_l2(reinterpret_cast<uint2*>(at) + lane_idx(), pairs);
       }
     }
+    if (is_own && column.append) earlier.publish(item, is_value);
   }
 }
 
@@ -228,14 +237,14 @@ DEVICE void merge_tiles(const Params& p, const Network& n, int layer, const Epoc
 }
 
 // Attends to one span for two query heads. Reads exchange.qkv, and keys and values of the span's
-// page [kPageSize, kKvWidth]. With one span it writes exchange.attention_output. With several it
-// writes the span's attention_partials [columns, heads, spans, head dim] and softmax_stats
-// [columns, heads, spans, 2].
-template <class S, int MaxColumns, int Capacity>
+// page [kPageSize, kKvWidth] after `earlier.wait`. With one span it writes
+// exchange.attention_output. With several it writes the span's attention_partials [columns, heads,
+// spans, head dim] and softmax_stats [columns, heads, spans, 2].
+template <class S, int MaxColumns, int Capacity, class Earlier>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int num_columns, const EpochTags& epoch_tags,
                         AttentionSharedMemory<MaxColumns, Capacity>& shared, int& timed_out,
-                        AttentionItem item) {
+                        AttentionItem item, const Earlier& earlier) {
   const Column column = columns[item.column];
   const int page = page_of(n, column.slot, item.span * kSpanSize),
             own_page = page_of(n, column.slot, column.position);
@@ -258,7 +267,8 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   KvTile tile;
   if (kLoadsEarly && warp < num_tiles) tile.load_keys(n.keys + tile_offset(), num_valid, policy);
   load_queries_keys_values<S>(p, n, norms, epoch_tags, columns, layer, item, own_page, is_last_span,
-                              uniform_warp_idx(), shared, timed_out);
+                              uniform_warp_idx(), shared, timed_out, earlier);
+  if (warp < num_tiles) earlier.wait(item, num_earlier);
   if (kLoadsEarly && warp < num_tiles) tile.load_values(n.values + tile_offset(), policy);
   sync_compute_threads();
   if (!kLoadsEarly && warp < num_tiles) {
@@ -373,7 +383,7 @@ DEVICE void attend(Context& context, const Network& n, int layer, const bf16* no
   bool combines = false;
   for_each_item<S>(columns, num_columns, [&](AttentionItem item) {
     attend_item<S>(context.p, n, layer, norms, columns, num_columns, context.epoch_tags, shared,
-                   context.timed_out(), item);
+                   context.timed_out(), item, EarlierPasses());
     combines |= item.span == 0 && item.num_spans > 1;
     context.timer.lap(kAttention, kRest);
   });

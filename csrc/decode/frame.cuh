@@ -177,7 +177,7 @@ class FrameGenerator : StreamContext<M, MaxColumns> {
   DEVICE bool run_predictor(int pass, int num_columns) {
     const bool two_positions = has_two_positions(pass);
     set_columns(num_columns, [&](int c) {
-      return two_positions ? Column{0, c, 0, true, -1} : Column{c, pass, c, true, -1};
+      return two_positions ? Column{0, c, 0, -1, true} : Column{c, pass, c, -1, true};
     });
     const auto& head_sums = context_.sums[context_.sums_idx ^ 1];  // squares of the talker's head
     const auto input = [&](int c, int k) {

@@ -47,8 +47,8 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
       Base::template load_norm<Talker::hidden_size>(s_.talker.layer_norms);
       set_columns(num_columns, [&](int c) {
         const PrefillColumn& column = batch.columns[min(c, last)];
-        return Column{column.slot, column.position, c > last ? c : column.first_column, c <= last,
-                      -1};
+        return Column{column.slot, column.position, c > last ? c : column.first_column, -1,
+                      c <= last};
       });
       const auto input = [&](int c, int k) {
         const size_t row = batch.first_row + min(c, last);
@@ -101,8 +101,8 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
           if (!failed_before) store_prompt_hidden(batch, c + i, vector, x);
         },
         [](int) {});
+    sync_compute_threads();  // with other columns, other threads write a row of the residual
     if (batch.prompt_end_mask == 0) return true;
-    sync_compute_threads();
     const bool ok = context_.timed_out() == 0;
     if (!ok) invalidate_prompt_hidden(batch);
     return ok;

@@ -85,8 +85,8 @@ class StreamContext : protected BlockContext<M, MaxColumns> {
       const StreamState& state = stream_states()[c];
       const bool append = state.active && !state.starts_from_prompt;
       const StreamParams& s = s_.streams[c];
-      return Column{s.slot, append ? s.prompt_length + state.num_frames - 1 : 0, c, append,
-                    append && p_.attention_capture.num_heads > 0 ? frame : -1};
+      return Column{s.slot, append ? s.prompt_length + state.num_frames - 1 : 0, c,
+                    append && p_.attention_capture.num_heads > 0 ? frame : -1, append};
     });
   }
 

@@ -112,7 +112,7 @@ DEVICE void attend_items(Context& context, const Network& n, int layer, const bf
     load_queries_keys_values<S>(p, n, norms, context.epoch_tags, columns, layer, item,
                                 page_of(n, column.slot, column.position),
                                 item.span == item.num_spans - 1, warp % kItemVectors,
-                                shared[loaded], context.timed_out());
+                                shared[loaded], context.timed_out(), EarlierPasses());
   }
   sync_compute_threads();
   float new_values[kItemsTogether];  // read before the next items overwrite them
@@ -184,11 +184,58 @@ DEVICE void attend_wide(Context& context, const Network& n, int layer, const bf1
   combine_wide<S>(context, n, order);
 }
 
-// The same for the columns of prompts, of which several have the same slot: one item at a time.
-// `attend_item` uses the memory of the partial sums, which have no values between two projections.
+// --- body: prompts ---
+
+// The order of keys and values in the KV cache, if some positions before a column's prompt tile are
+// of the same pass: an item that has written them stores tags, for which items of later prompt
+// tiles wait (exchange.cuh, point 8).
 template <class S, class Context>
-DEVICE void attend_prompts(Context& context, const Network& n, int layer, const bf16* norms,
-                           const Column* columns, int num_columns) {
+struct EarlierTiles {
+  Context& context;
+  const Column* columns;
+  uint32_t* cache_tags;  // [kv heads, columns, 2]: of the key and of the value
+
+  // The tags of a column's key and value, side by side.
+  DEVICE uint32_t* tags_of(int head, int column) const {
+    return cache_tags + 2 * (head * Context::max_columns + column);
+  }
+
+  // Publishes the key or the value of the item's column, which this warp has written.
+  DEVICE void publish(AttentionItem item, bool is_value) const {
+    if (!warp_uniform(columns[item.column].precedes_tile)) return;
+    sync_warp();  // all lanes have written
+    thread_fence();
+    store_relaxed_if(lane_idx() == 0, tags_of(item.head, item.column) + is_value,
+                     context.epoch_tags.of(item.column));
+  }
+
+  // Waits for the positions of the warp's KV tile that are of this pass; `num_earlier` positions
+  // precede the item's prompt tile. A lane waits for one tag. Lanes without such a position wait
+  // for another position of the slot.
+  DEVICE void wait(AttentionItem item, int num_earlier) const {
+    const int slot = columns[item.column].slot, end = columns[item.column].first_column;
+    if (!warp_uniform(end > 0 && columns[end - 1].slot == slot)) return;
+    const int position = item.span * kSpanSize + uniform_warp_idx() * kKvTileSize + lane_idx() / 2;
+    int column = max(0, min(end - num_earlier + position, end - 1));
+    if (columns[column].slot != slot) column = end - 1;
+    const uint32_t* at = tags_of(item.head, column) + lane_idx() % 2;
+    const uint32_t tag = context.epoch_tags.of(column);
+    SpinTimeout timeout(context.p, kAttention, context.timed_out());
+    uint32_t found = load_acquire(at);
+    while (!warp_all(has_tag(found, tag))) {
+      observe_tag(found & kTagMask, tag);
+      if (!warp_all(timeout.keep_waiting())) break;
+      found = load_acquire(at);
+    }
+  }
+};
+
+// The same phases for the columns of prompts, of which several have the same slot: one item at a
+// time. `attend_item` uses the memory of the partial sums, which have no values between two
+// projections.
+template <class S, class Context>
+DEVICE void attend_prompts(Context& context, const Network& n, const WideBuffers& buffers,
+                           int layer, const bf16* norms, const Column* columns, int num_columns) {
   using Shared = AttentionSharedMemory<Context::max_columns, kPromptTileSize>;
   static_assert(sizeof(Shared) <= sizeof(context.sums.sums),
                 "an item's memory is that of the sums");
@@ -197,10 +244,11 @@ DEVICE void attend_prompts(Context& context, const Network& n, int layer, const 
   Shared& shared = reinterpret_cast<Shared&>(context.sums.sums);
   const WideAttentionItems<S, Context::max_columns> order(
       num_columns, [&](int c) { return columns[columns[c].first_column].position; });
+  const EarlierTiles<S, Context> earlier{context, columns, buffers.cache_tags};
 #pragma unroll 1
   for (int i = num_blocks() - 1 - block_idx(); i < order.count(); i += num_blocks()) {
     attend_item<S>(context.p, n, layer, norms, columns, num_columns, context.epoch_tags, shared,
-                   context.timed_out(), order[i]);
+                   context.timed_out(), order[i], earlier);
   }
   context.timer.lap(kAttention, kRest);
   combine_wide<S>(context, n, order);

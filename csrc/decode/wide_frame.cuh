@@ -163,7 +163,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
   // no result: the next pass needs its keys and values only, and a warp reads those that it has
   // written.
   DEVICE bool run_predictor(int pass) {
-    set_columns(num_streams(), [&](int c) { return Column{c, pass, c, true, -1}; });
+    set_columns(num_streams(), [&](int c) { return Column{c, pass, c, -1, true}; });
     // Elements k to k + 3 of the input [columns, talker hidden]: the norm of talker_hidden, or the
     // last code's embedding.
     const auto input = [&](int c, int k) {

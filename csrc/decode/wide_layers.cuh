@@ -237,7 +237,7 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
     if constexpr (S::short_context) {
       attend_short_distributed<S>(context, n, layer, head_norms, columns, num_columns);
     } else if constexpr (HasPrompts) {
-      attend_prompts<S>(context, n, layer, head_norms, columns, num_columns);
+      attend_prompts<S>(context, n, buffers, layer, head_norms, columns, num_columns);
     } else {
       attend_wide<S>(context, n, layer, head_norms, columns, num_columns);
     }

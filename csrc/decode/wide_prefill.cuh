@@ -38,8 +38,8 @@ class WidePromptPrefill : BlockContext<M, MaxColumns> {
     reset_prompts();
     begin_pass(num_columns_);
     set_columns(num_columns_, [&](int c) {
-      const WidePrefillColumn& column = batch_.columns[c];
-      return Column{column.slot, column.position, column.first_column, true, -1};
+      const auto& [slot, position, first_column, precedes_tile, ends_prompt] = batch_.columns[c];
+      return Column{slot, position, first_column, -1, true, precedes_tile != 0};
     });
     const bf16* rows =
         p_.prompt_vectors + static_cast<size_t>(batch_.first_row) * Talker::hidden_size;

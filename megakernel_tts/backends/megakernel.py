@@ -232,7 +232,7 @@ class Megakernel:
         sizes = self._narrow_streams, self._max_columns
         narrow = fill_batches(parts, *sizes, self._max_columns)
         wide_columns = self._kernels.max_wide_prefill_columns
-        wide = fill_batches(parts, *sizes, wide_columns) if wide_columns else narrow
+        wide = fill_batches(parts, *sizes, wide_columns, wide=True) if wide_columns else narrow
         buffers, kernels = self._buffers, self._kernels
         params, workspace, written = buffers.params, buffers.workspace, buffers.written_tensors()
         self._cache.upload_table()

@@ -2,8 +2,8 @@
 
 A prompt is cut into prompt tiles: the first of `first_size` positions, the following of
 `tile_size`. A tile is never split between batches, so that the result does not depend on the other
-prompts: positions of one batch attend to each other in float32, and to earlier ones in bfloat16.
-Tiles of several prompts share a batch.
+prompts: positions of one tile attend to each other in float32, and to earlier ones in bfloat16.
+Tiles of several prompts share a batch. Several tiles of one prompt share a wide batch.
 """
 
 import ctypes
@@ -41,10 +41,10 @@ class PromptPart(NamedTuple):
 
 @dataclass
 class Batch:
-    """Tiles of different prompts that pass through the talker together.
+    """Prompt tiles that pass through the talker together.
 
     Attributes:
-        tiles: Its tiles.
+        tiles: Its tiles; those of one prompt are side by side, in order.
         num_columns: Positions of the tiles.
     """
 
@@ -80,12 +80,13 @@ class Batch:
         """
         columns: list[int] = []
         first_column = 0
-        for tile in self.tiles:
+        for tile, following in zip_longest(self.tiles, self.tiles[1:]):
+            precedes_tile = int(following is not None and following.slot == tile.slot)
             for position in range(tile.begin, tile.end):
-                columns += (tile.slot, position, first_column, 0)
+                columns += (tile.slot, position, first_column, precedes_tile, 0)
             columns[-1] = int(_ends_prompt(tile))
             first_column += tile.end - tile.begin
-        padding = [0] * (4 * WIDE_BATCH_COLUMNS - len(columns))
+        padding = [0] * (5 * WIDE_BATCH_COLUMNS - len(columns))
         return [self.num_columns, first_row, *columns, *padding]
 
 
@@ -132,15 +133,21 @@ def _tiles(part: PromptPart, first_size: int, tile_size: int) -> Iterator[Prompt
 
 
 def fill_batches(
-    parts: Sequence[PromptPart], first_size: int, tile_size: int, max_columns: int
+    parts: Sequence[PromptPart],
+    first_size: int,
+    tile_size: int,
+    max_columns: int,
+    *,
+    wide: bool = False,
 ) -> list[Batch]:
-    """Puts each tile into the first batch behind its predecessor's that has columns for it.
+    """Puts each tile into the first batch that has columns for it, behind its predecessor's.
 
     Args:
         parts: Of different slots.
         first_size: Positions of a prompt's first tile.
         tile_size: Positions of each other tile.
         max_columns: Columns of a batch at most.
+        wide: The batches are those of wide kernels: a tile may share its predecessor's.
     """
     batches: list[Batch] = []
     earliest: dict[int, int] = {}  # the first batch for the next tile of a slot
@@ -153,7 +160,10 @@ def fill_batches(
         if i == len(batches):
             batches.append(Batch())
         batches[i].add(tile)
-        earliest[tile.slot] = i + 1
+        earliest[tile.slot] = i if wide else i + 1
+    if wide:
+        for batch in batches:
+            batch.tiles.sort(key=lambda tile: tile.slot)  # stable: a slot's tiles stay in order
     return batches
 
 

@@ -39,7 +39,7 @@ EXCHANGE_BUFFERS = (
     "logits",
 )
 
-WIDE_BUFFERS = ("attention_normed", "mlp_normed", "attention_scales", "mlp_scales")
+WIDE_BUFFERS = ("attention_normed", "mlp_normed", "attention_scales", "mlp_scales", "cache_tags")
 
 
 class EndReason(DeviceEnum):
@@ -173,6 +173,7 @@ class WidePrefillColumn(DeviceStruct):
         ("slot", c_int),
         ("position", c_int),
         ("first_column", c_int),
+        ("precedes_tile", c_int),
         ("ends_prompt", c_int),
     )
 

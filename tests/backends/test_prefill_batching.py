@@ -45,8 +45,9 @@ def test_every_tile_is_packed_whole_and_in_order(
     ]
     if not parts:
         return
-    filled = fill_batches(parts, FIRST_SIZE, TILE_SIZE, max_columns)
-    batches = pack_wide_batches(filled) if max_columns > TILE_SIZE else pack_batches(filled)
+    wide = max_columns > TILE_SIZE
+    filled = fill_batches(parts, FIRST_SIZE, TILE_SIZE, max_columns, wide=wide)
+    batches = pack_wide_batches(filled) if wide else pack_batches(filled)
     tiles = [tile for batch in filled for tile in batch.tiles]
     vectors = torch.cat([tile.prompt[tile.begin : tile.end] for tile in tiles])
     row, packed = 0, defaultdict[int, list[int]](list)
@@ -58,10 +59,16 @@ def test_every_tile_is_packed_whole_and_in_order(
         for c, (slot, position, first_column) in enumerate(columns):
             assert vectors[row + c].tolist() == [1000.0 * slot + position]
             assert (c in ends) == (position == lengths[slot][0] - 1)
-            # The columns of a slot in a batch are those of one tile, side by side.
+            begin = num_tiled_positions(position, FIRST_SIZE, TILE_SIZE)
+            assert position - begin == c - first_column
+            # The columns of a slot in a batch are consecutive positions, side by side.
             own = [i for i, column in enumerate(columns) if column[0] == slot]
-            begins = {num_tiled_positions(columns[i][1], FIRST_SIZE, TILE_SIZE) for i in own}
-            assert first_column == own[0] and begins == {position - (c - first_column)}
+            assert [i - c for i in own] == [columns[i][1] - position for i in own]
+            last = num_tiled_positions(columns[own[-1]][1], FIRST_SIZE, TILE_SIZE)
+            if isinstance(batch, WidePrefillBatch):
+                assert batch.columns[c].precedes_tile == (begin < last)
+            else:
+                assert begin == last, "a narrow batch has two tiles of a prompt"
             packed[slot].append(position)
         row += num_columns
     assert row == len(vectors)
@@ -72,12 +79,28 @@ def test_short_parts_share_a_batch() -> None:
     """Eight prompts of ten positions, eight of which were run before: one batch, not eight."""
     prompt = torch.zeros(10, 1)
     num_batches = [
-        len(fill_batches([PromptPart(s, prompt, begin, 10) for s in range(8)], 8, 16, max_columns))
+        len(fill_batches(parts, FIRST_SIZE, TILE_SIZE, max_columns, wide=max_columns > TILE_SIZE))
         for begin in (0, 8)
+        for parts in [[PromptPart(slot, prompt, begin, 10) for slot in range(8)]]
         for max_columns in (16, 64)
     ]
     assert (FIRST_SIZE, TILE_SIZE) == (8, 16)
     assert num_batches == [5, 2, 1, 1]
+
+
+def test_tiles_of_a_prompt_share_wide_batches_only() -> None:
+    """A prompt of 35 positions has tiles of 8, 16 and 11; one of 70 fills a batch but for 8."""
+    sizes = [
+        [
+            batch.num_columns
+            for batch in fill_batches(
+                [PromptPart(0, torch.zeros(length, 1), 0, length)], 8, 16, max_columns, wide=wide
+            )
+        ]
+        for length in (35, 70)
+        for max_columns, wide in ((16, False), (64, True))
+    ]
+    assert sizes == [[8, 16, 11], [35], [8, 16, 16, 16, 14], [56, 14]]
 
 
 @given(st.integers(0, 100))

@@ -93,6 +93,23 @@ def test_parts_of_a_prompt_do_not_change_codes_of_the_kernel(
         assert {sum(num_run) for num_run in calls} == {sum(calls[0])}
 
 
+def test_a_launch_of_batches_of_eight_and_three_columns_has_the_bits_of_two_launches(
+    comparison: MakeComparison,
+) -> None:
+    """Between the batches, rows of the residual pass from one warp to another."""
+    b = comparison("0b6", blocks=6)
+    assert b.module is not None
+    prompt = torch.cat([b.prompt, b.prompt])[:11].contiguous()
+    hidden: list[Tensor] = []
+    for budget in (None, 8):
+        b.module.launched.clear()
+        run_in_parts(b.kernel, requests_of([prompt], 0), budget)
+        hidden.append(b.kernel._buffers.prompt_hidden[0].clone())
+        b.kernel.release(0)
+        assert b.module.launched == ["prefill_medium"] * len(hidden)
+    assert torch.equal(*hidden)
+
+
 def test_a_prompt_that_is_said_to_be_complete_is_refused(load: Callable[..., LoadedModel]) -> None:
     backend = load().engine.backend
     request = PrefillRequest(0, torch.zeros(10, 128), Sampling(seed=0), 0, 0, 10)
