@@ -2,15 +2,20 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from megakernel_tts import Sampling
 from megakernel_tts.backends import megakernel
+from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.loader import load_checkpoint
 from megakernel_tts.model.random_checkpoint import Size
+from megakernel_tts.model.random_released import write_released_checkpoint
 from tests.comparison import SIZES, fill_positions, shuffle_pages, step_slots
 from tests.wide_rig import MakeWideRig, WideRig
 
@@ -172,3 +177,32 @@ def test_wide_batches_of_prompts_are_used_if_they_are_fewer(
     rig.wide.prefill(_prompts(rig, lengths))
     assert rig.module.launched == ["prefill_wide"] * num_wide
     assert bool(rig.narrow_module.launched) == (num_wide == 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "hidden"), [("0.6B", 1024), ("1.7B", 2048)])
+def test_prompts_of_a_released_size_have_the_codes_of_narrow_batches(
+    tmp_path: Path, size: str, hidden: int
+) -> None:
+    cuda, lengths = torch.device("cuda"), (9, 12, 24, 35, 40, 63, 64, 70, 150)
+    write_released_checkpoint(tmp_path, size, cuda)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randn(n, hidden, generator=generator).bfloat16() for n in lengths]
+
+    def generate(num_slots: int, repetitions: int) -> list[list[list[list[int]]]]:
+        """Codes [repetitions, prompts, frames, groups]."""
+        made: list[list[list[list[int]]]] = []
+        with closing(load_checkpoint(tmp_path, cuda, torch.bfloat16, num_slots).engine) as engine:
+            kernel = engine.backend
+            assert isinstance(kernel, Megakernel)
+            for _ in range(repetitions):
+                made.append([])
+                for prompt in prompts:
+                    kernel.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
+                    kernel.feed(0, prompt, True)
+                    made[-1].append(step_slots(kernel, [0], 4)[0])
+                    kernel.release(0)
+        return made
+
+    narrow = generate(8, 1)  # for eight slots only narrow kernels are loaded
+    assert generate(64, 20) == narrow * 20
