@@ -5,7 +5,7 @@ process of its own that ends with status 0 or 3. Several run at a time, so that 
 preempted anywhere. The command fails if a run ends with another status or hangs. An interrupt or
 SIGTERM ends it once the runs in progress have ended: with the figures of the runs before, status 1.
 
-python -m bench.exit_status --runs 200 --json bench/results/exit-status-cpu.json
+python -m bench.exit_status --device cpu --json bench/results/exit-status-cpu.json
 """
 
 import argparse

@@ -3,6 +3,7 @@
 import os
 import secrets
 import stat
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +23,13 @@ def check_output(file: Path) -> None:
         raise FileExistsError(f"{file} is not a regular file; name one, or a new file")
     if not file.parent.is_dir():
         raise FileNotFoundError(f"{file.parent} is not a folder; create it, or name another file")
-    for path in (file, file.parent):
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(f"{path} cannot be written; name another file")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise PermissionError(f"{file} cannot be written; name another file")
+    try:
+        tempfile.TemporaryFile(dir=file.parent).close()  # access rights say nothing of /proc
+    except OSError as error:
+        message = f"{file.parent} cannot be written ({error.strerror}); name another file"
+        raise PermissionError(message) from error
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:

@@ -36,9 +36,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
         signal.signal(signal.SIGTERM, handler)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("state", STATES)
-def test_the_exit_status_is_the_programs(state: str) -> None:
-    assert run_state(state, 3, device="cpu") is None
+def test_the_exit_status_is_the_programs(state: str, device: str) -> None:
+    assert run_state(state, 3, device=device) is None
 
 
 @pytest.mark.usefixtures("fake_program")
