@@ -40,12 +40,9 @@ def pytest_configure() -> None:
         torch.set_num_threads(1)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two processors, since tests wait for processes a third of their time.
-
-    Where there is a GPU, tests run in one worker: persistent kernels cannot share it.
-    """
-    return 1 if torch.cuda.is_available() else -(-3 * (os.cpu_count() or 1) // 2)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Tests run in one worker where there is a GPU, since persistent kernels cannot share it."""
+    return 1 if torch.cuda.is_available() else None
 
 
 def pytest_collection_finish() -> None:
