@@ -72,7 +72,8 @@ class SpeechReport:
         elapsed_s: Seconds from its arrival to its end.
         outcome: `stop` (spoken), `length` (cut off), `abort` (by the client), `invalid`, `error`,
             or the reason of its refusal.
-        error: Code of the error that ended it; None if there was none.
+        error: Code of the error that ended it, `slow_client` if the client did not read its audio;
+            None if there was none.
     """
 
     caller: Caller

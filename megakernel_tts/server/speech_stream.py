@@ -22,7 +22,12 @@ from megakernel_tts import (
 )
 from megakernel_tts.server.encoding import AudioEncoder, AudioFormat
 from megakernel_tts.server.engine import SpeechSession
-from megakernel_tts.server.errors import RequestError, overload_error, request_error
+from megakernel_tts.server.errors import (
+    RequestError,
+    SlowClientError,
+    overload_error,
+    request_error,
+)
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.playback import PlaybackClock
 from megakernel_tts.server.reports import SpeechReport
@@ -231,7 +236,11 @@ class SpeechStream:
             source is not None and source.is_break,
             self._session.slot_wait_s,
         )
-        await self.playback.send(sink(chunk), chunk.end_s - start_s)
+        try:
+            await self.playback.send(sink(chunk), chunk.end_s - start_s)
+        except SlowClientError:
+            self.report.error = "slow_client"
+            raise
 
     def _check(self, finish: Finish) -> None:
         """Checks that the speech was neither cancelled nor failed."""

@@ -235,10 +235,14 @@ def test_a_client_that_is_behind_is_disconnected_without_an_error_of_the_server(
 ) -> None:
     """It is behind once what buffers hold was played, and they are still full."""
     monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 0.0)
+    caplog.set_level(logging.INFO, "megakernel_tts.server")
     with running_server(engine) as server, speak(server) as client:
         wait_until(lambda: server.metric('requests_success_total{finished_reason="abort"}') == 1)
         assert is_closed(client)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    (line,) = [record.__dict__ for record in caplog.records if record.getMessage() == "speech"]
+    assert line["fields"]["finish_reason"] == "abort"
+    assert line["fields"]["error"] == "slow_client"
 
 
 def test_a_websocket_is_open_while_its_client_answers_pings(
