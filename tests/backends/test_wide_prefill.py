@@ -65,7 +65,7 @@ def test_a_prompt_alone_has_the_bits_of_narrow_batches(
 ) -> None:
     """Its tiles share a batch; the prompts end at edges of tiles, and behind them."""
     rig = make_wide_rig(size, 64, _TWO_LAYERS)
-    requests = _prompts(rig, (9, 12, 24, 25, 40, 41, 56, 57, 70))
+    requests = _prompts(rig, (9, 25, 40, 70))
     for kernel, seed in ((rig.wide, 1), (rig.narrow, 2)):
         shuffle_pages(kernel, seed)
         for request in requests:
