@@ -21,8 +21,6 @@ from megakernel_tts.align.estimate import spoken_seconds
 from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, leading_spaces, run_conversations
 
-pytestmark = pytest.mark.contract
-
 SENTENCES = (
     "Let me check that for you.",
     "Your package will arrive on Thursday afternoon, between two and four.",
@@ -206,6 +204,7 @@ def test_a_stall_stops_no_word_before_it(
             assert spoken[k - 1][1] < stalled_s + STALL_S < spoken[k][0]
 
 
+@pytest.mark.contract
 def test_a_sentence_before_a_tool_call_is_spoken_to_its_end(scarce: TTS) -> None:
     first, second = "Let me check that for you.", " The library closes early."
     bot = Bot(scarce, [first, 6.0, second], word_interval_s=0.02, tokenize=leading_spaces)
@@ -224,6 +223,7 @@ def test_a_sentence_before_a_tool_call_is_spoken_to_its_end(scarce: TTS) -> None
     assert len(bot.frames_of(TTSStartedFrame)) == 1, "the turn has one context"
 
 
+@pytest.mark.contract
 def test_speech_before_and_after_a_tool_call_is_spoken(scarce: TTS) -> None:
     """The call ends the response of the language model; its result starts another."""
     calls: list[FunctionCallParams] = []
@@ -256,6 +256,7 @@ def test_speech_before_and_after_a_tool_call_is_spoken(scarce: TTS) -> None:
     assert bot.said == [first, second] and not bot.errors
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("tokenize", [tokens, list], ids=["parts of words", "characters"])
 def test_a_stall_within_a_word_does_not_divide_it_while_there_is_speech(
     scarce: TTS, tokenize: Callable[[str], list[str]]
@@ -268,6 +269,7 @@ def test_a_stall_within_a_word_does_not_divide_it_while_there_is_speech(
     assert "Hamburg" in [frame.text for frame in bot.played_of(TTSTextFrame)]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -291,6 +293,7 @@ def test_a_word_that_a_long_stall_divides_is_one_word_in_the_conversation(
     assert bot.said == [said] and not bot.errors
 
 
+@pytest.mark.contract
 def test_a_short_stall_does_not_divide_speech(scarce: TTS) -> None:
     """Speech continues in the same segment if text arrives before its audio ends."""
     start = f"{SENTENCES[0]} {SENTENCES[2]} Your package will arrive on"
@@ -300,6 +303,7 @@ def test_a_short_stall_does_not_divide_speech(scarce: TTS) -> None:
     assert_spoken(bot, f"{start} Thursday.", set())
 
 
+@pytest.mark.contract
 def test_an_interruption_discards_held_words(scarce: TTS) -> None:
     bot = Bot(scarce, ["Let", 60.0, " me."], word_interval_s=0.02, tokenize=leading_spaces)
 

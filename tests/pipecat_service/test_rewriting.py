@@ -24,7 +24,6 @@ from pipecat_service.words import WordGroupAggregator
 from tests.pipecat_service.bot import Bot, run_conversations
 
 pytestmark = [
-    pytest.mark.contract,
     pytest.mark.filterwarnings("ignore:.text_filters. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.MarkdownTextFilter. is deprecated:DeprecationWarning"),
 ]
@@ -240,6 +239,7 @@ class LockedFilter(BaseTextFilter):
             return text.replace("*", "")
 
 
+@pytest.mark.contract
 def test_with_a_filter_that_cannot_be_copied_text_is_spoken_sentence_by_sentence(
     engine: TTS,
 ) -> None:
@@ -274,6 +274,7 @@ def test_without_rewriting_groups_do_not_wait_for_lookahead(engine: TTS) -> None
     assert turn.groups == ["One two "]
 
 
+@pytest.mark.contract
 def test_a_pause_releases_text_before_open_markup(engine: TTS) -> None:
     turn = Turn(engine, **REWRITINGS["markdown transform"]())
 
@@ -296,6 +297,7 @@ def test_markup_without_an_end_holds_a_limited_text(engine: TTS) -> None:
     assert len(turn.groups) > 10 and held < 500
 
 
+@pytest.mark.contract
 def test_text_on_which_a_transform_fails_is_released(engine: TTS) -> None:
     """Pipecat reports the error of each group."""
 
@@ -307,6 +309,7 @@ def test_text_on_which_a_transform_fails_is_released(engine: TTS) -> None:
     assert len(bot.errors) > 1 and "One two" in bot.errors[0].error
 
 
+@pytest.mark.contract
 def test_the_engine_speaks_and_the_conversation_keeps_the_text_as_written(engine: TTS) -> None:
     text = f"It is **{ELEVEN}** or 5 km from here."
     rewriting = REWRITINGS["filter and transforms"]
