@@ -224,9 +224,10 @@ class Loop:
                 num_left -= stream.num_left_to_prefill
 
     def _end_segments(self) -> None:
-        """Ends streams that were abandoned or failed, and segments that are over."""
+        """Ends streams that were abandoned, and segments whose last frame was delivered."""
         for stream in self.scheduler.leaving:
-            self._isolate(stream, self._end_segment)
+            if stream.abandoned or stream.delivered:
+                self._isolate(stream, self._end_segment)
 
     def _end_segment(self, stream: Stream) -> None:
         if stream.abandoned:

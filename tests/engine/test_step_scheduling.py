@@ -2,12 +2,13 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Session
+from megakernel_tts.backends.protocol import Frames
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import LoadedModel
@@ -217,3 +218,36 @@ def test_a_stream_that_has_ended_finishes_beside_the_next_step(rig: Rig) -> None
     assert drain(ending)[1] == Finish("length", 8)  # while a step of the other is under way
     rig.resume()
     speaking.cancel()
+
+
+@pytest.mark.parametrize("others_wait", [True, False], ids=["another waits", "no step follows"])
+def test_a_stream_that_ends_with_more_than_a_chunk_delivers_all_of_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, others_wait: bool
+) -> None:
+    """Its slot is needed, or nothing else is made, after the first of its last two chunks."""
+    rig.backend.endless = True
+    num_steps, step = 0, rig.backend.step
+
+    def interrupted(
+        slots: Sequence[int], num_frames: int, overlap: Callable[[], object], _: object
+    ) -> Sequence[Frames]:
+        """Ends the second step after a frame, and lets no chunk begin early."""
+        nonlocal num_steps
+        num_steps += 1
+        return step(slots, 1 if num_steps == 2 else num_frames, overlap)
+
+    monkeypatch.setattr(rig.backend, "step", interrupted)
+    # After 1, 2 and 4 frames, of which one and then three are pending.
+    sessions = [rig.open(None, seed=0, layout="full", first=1, largest=2, max_frames=4)]
+    max_frames, num_others = (20, 2) if others_wait else (4, 1)
+    for seed in range(1, 1 + num_others):
+        other = rig.open(None, seed, "full", max_frames=max_frames, first=8, largest=8)
+        sessions.append(other)
+    with rig.paused():
+        for session in sessions:
+            session.push_text(TEXT)
+            session.end()
+    chunks, finish = drain(sessions[0])
+    assert finish == Finish("length", 4)
+    np.testing.assert_array_equal(codes(chunks), scripted(0, 4))
+    assert [len(chunk.codes) for chunk in chunks] == [1, 2, 1]
