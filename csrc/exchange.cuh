@@ -48,8 +48,9 @@
 //     results afterwards: 2 to 5 hold for them. No item waits for itself: a thread block computes
 //     its items in the order of columns, stores the tags of an item before it waits for others,
 //     and waits only for items of earlier columns. The first item in this order that has not ended
-//     therefore waits for none. The writer's lanes meet at a warp barrier and fence before the
-//     tag. The reader loads tags with acquire semantics, and reads after a block barrier.
+//     therefore does not wait. The warp that writes a key or a value has a warp barrier and a fence
+//     before the tag. The reader loads tags with acquire semantics, and reads after a block
+//     barrier.
 //  9. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
 // 10. Timeouts. A thread that has timed out continues with the values that it has; its thread block
