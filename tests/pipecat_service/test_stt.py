@@ -302,6 +302,7 @@ def test_a_final_of_speech_that_goes_on_is_dropped(
         answer(stream, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Stream, "_answer", wait_and_answer)
+    monkeypatch.setattr("pipecat_service.stt._END_TIMEOUT_S", 60.0)  # frames come without pauses
     service = MegakernelSTTService(engine=babbling)
 
     @service.event_handler("on_after_process_frame")
