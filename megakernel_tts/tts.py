@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Generator, Mapping
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from megakernel_tts.info import ModelInfo, model_info
 from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
+from megakernel_tts.open_queue import OpenQueue
 from megakernel_tts.request import Request, TextLayout
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import (
@@ -53,6 +55,7 @@ class TTS:
     def __init__(self, loaded: LoadedModel, info: ModelInfo) -> None:
         self._loaded = loaded
         self._info = info
+        self._open_queue = OpenQueue(loaded.engine.pending_open)
         self._warm = False
 
     @staticmethod
@@ -311,25 +314,22 @@ class TTS:
         text: str | None = None,
         priority: int = 0,
     ) -> Session:
-        """As `open`, for asyncio: long texts and cloned voices are prepared on another thread."""
+        """As `open`, for asyncio: long texts and cloned voices are prepared on another thread.
 
-        def open_session() -> Session:
-            return self.open(
-                voice,
-                language,
-                instruct,
-                layout=layout,
-                sampling=sampling,
-                chunks=chunks,
-                speed=speed,
-                pronunciations=pronunciations,
-                text=text,
-                priority=priority,
-            )
-
+        Of the others a few are opened in each iteration of the event loop, so that it is not late.
+        """
+        style = voice, language, instruct, layout, sampling, chunks
+        open_session = partial(
+            self.open,
+            *style,
+            speed=speed,
+            pronunciations=pronunciations,
+            text=text,
+            priority=priority,
+        )
         if len(text or "") > MAX_BLOCKING_CHARACTERS or isinstance(voice, Voice):
             return await asyncio.to_thread(open_session)
-        return open_session()
+        return await self._open_queue.open(open_session)
 
     def check_voice(
         self,

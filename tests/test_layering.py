@@ -58,9 +58,11 @@ RULES: dict[str, set[str]] = {
     "info": {"model"},
     "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
     | {"sampling", "text"},
+    "open_queue": {"session"},
     "request": {"checks", "sampling", "session", "speed", "text", "voice"},
     "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model"}
-    | {"request", "sampling", "session", "speech", "speed", "text", "voice", "warmup"},
+    | {"open_queue", "request", "sampling", "session", "speech", "speed", "text", "voice"}
+    | {"warmup"},
     "warmup": {"info", "loader", "model", "sampling", "speed", "tts", "voice"},
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},

@@ -6,7 +6,6 @@ or beside the device's next work; see `Loop`.
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 from megakernel_tts.backends.protocol import PendingCodes
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, Vocoder
+from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.stream import Stream
-
-_CHUNKS_PER_YIELD = 8  # delivered before other threads may take the interpreter's lock
 
 _log = logging.getLogger("megakernel_tts")
 
@@ -55,15 +53,19 @@ class _EarlyBatch(NamedTuple):
 class DecodePipeline:
     """Chunks in the vocoder. A failure ends the streams whose chunks it affects, and no other."""
 
-    def __init__(self, vocoder: Vocoder, on_delivered: Callable[[], object]) -> None:
+    def __init__(
+        self, vocoder: Vocoder, on_delivered: Callable[[], object], pauses: LockPauses
+    ) -> None:
         """Starts with nothing in flight.
 
         Args:
             vocoder: Decodes the chunks.
             on_delivered: Called after the chunks of a batch were delivered.
+            pauses: Of the engine thread.
         """
         self._vocoder = vocoder
         self._on_delivered = on_delivered
+        self._pauses = pauses
         self._batch: _ChunkBatch | None = None
         self._early: _EarlyBatch | None = None
 
@@ -91,6 +93,7 @@ class DecodePipeline:
                 )
         except Exception:
             _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
+        self._pauses.pause_if_due()  # the device still makes the last frame
 
     def _early_chunks(
         self, moving: Sequence[Stream], pending_codes: PendingCodes
@@ -203,11 +206,10 @@ class DecodePipeline:
             for stream in batch.streams:
                 stream.active_segment.fail_decoding(error)
             return False
-        chunks = zip(batch.streams, batch.codes, results, strict=True)
-        for i, (stream, codes, samples) in enumerate(chunks, 1):
+        self._pauses.restart()
+        for stream, codes, samples in zip(batch.streams, batch.codes, results, strict=True):
+            self._pauses.pause_if_due()
             segment = stream.active_segment
-            if i % _CHUNKS_PER_YIELD == 0:
-                time.sleep(0)
             if samples is None:
                 segment.fail_decoding(FloatingPointError("The codec's waveform is not finite."))
                 continue

@@ -34,6 +34,7 @@ from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.decoding import DecodePipeline
 from megakernel_tts.engine.feeding import TextFeeder
+from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.pending_opens import PendingOpens
 from megakernel_tts.engine.scheduler import Scheduler, SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
@@ -41,10 +42,6 @@ from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.session import FinishReason, ReaderWakeups
 from megakernel_tts.text.prompt import PromptBuilder
-
-# After a delivery beside the device's work. The readers that were woken need the interpreter lock,
-# which this thread would keep until it waits for the device.
-_READER_PAUSE_S = 50e-6
 
 
 class Loop:
@@ -82,7 +79,8 @@ class Loop:
         self.pending_opens = PendingOpens()
         self.reader_wakeups = ReaderWakeups()
         self.scheduler = Scheduler(backend, vocoder, policy or SchedulingPolicy(), clock)
-        self.decoding = DecodePipeline(vocoder, self.reader_wakeups.wake)
+        self._pauses = LockPauses(clock)
+        self.decoding = DecodePipeline(vocoder, self.reader_wakeups.wake, self._pauses)
         self.closed = False
         self.broken: BaseException | None = None
         self._process = OwnerProcess()
@@ -119,6 +117,7 @@ class Loop:
                 if not has_work:
                     timeout_s = self.scheduler.policy.stall_timeout_s
                     self.wakeup.wait(timeout_s if self.scheduler.waiting else None)
+                    self._pauses.restart()
         except BaseException as error:  # a defect must not leave a session waiting
             self.broken = error
         self.closed = True
@@ -158,6 +157,7 @@ class Loop:
         now_s = self.scheduler.clock()
         for stream in movable:
             stream.plan_chunk(now_s)
+            self._pauses.pause_if_due()
         return movable
 
     def _step_until_due(self, movable: Sequence[Stream], *, others_wait: bool) -> None:
@@ -195,8 +195,9 @@ class Loop:
 
     def _beside_device_work(self, moving: Sequence[Stream] = ()) -> None:
         """Runs while the device computes: delivers the batch in flight and reads new text."""
+        self._pauses.pause_if_due()
         if self.decoding.deliver():
-            time.sleep(_READER_PAUSE_S)
+            self._pauses.pause()  # for the readers that were woken
         for stream in moving:
             self._isolate(stream, Stream.read_text)
 
@@ -288,6 +289,7 @@ class Loop:
             self._beside_device_work()
             if not scheduler.waiting:
                 self.pending_opens.wait(policy.join_window_s)
+                self._pauses.restart()
             prefilling, waiting = scheduler.prefilling, scheduler.waiting
             max_positions = budget
         scheduler.note_waiting()
@@ -375,15 +377,18 @@ class Loop:
                 self._fail(moving[0], error)
                 return 0
             return sum(self._step([stream] if stream.movable else [], 1) for stream in moving)
+        self._pauses.restart()
         now_s = self.scheduler.clock()
         for stream, frames in zip(moving, made, strict=True):
             if stream.active_segment.outcome is None:  # not ended by what was delivered
                 stream.add_frames(frames, now_s)
+            self._pauses.pause_if_due()
         self.decoding.confirm_early()
         return max(len(frames.codes) for frames in made)
 
     def _isolate(self, stream: Stream, action: Callable[[Stream], object]) -> None:
         """Runs an action for one stream; an error ends that stream and no other."""
+        self._pauses.pause_if_due()
         try:
             action(stream)
         except Exception as error:

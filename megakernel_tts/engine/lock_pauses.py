@@ -1,0 +1,39 @@
+"""Pauses of the engine thread in which other threads take the interpreter lock.
+
+An event loop needs the lock for each callback. Python requests it from another thread only after
+5 ms (`sys.getswitchinterval`). A release that is shorter than the wake-up of a thread, as within an
+operation of torch, does not pass the lock on, and the 5 ms begin anew.
+"""
+
+import time
+from collections.abc import Callable
+
+_MAX_HOLD_S = 1e-3  # of the lock, before a pause is due
+_PAUSE_S = 50e-6  # a thread that waits for the lock wakes up within this time
+
+
+class LockPauses:
+    """Makes pauses when the thread has worked for some time without one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Starts as after a pause.
+
+        Args:
+            clock: Returns the time in seconds.
+        """
+        self._clock = clock
+        self._since_s = clock()
+
+    def restart(self) -> None:
+        """Records that the thread has waited, which released the lock."""
+        self._since_s = self._clock()
+
+    def pause_if_due(self) -> None:
+        """Pauses if the last pause or wait was too long ago."""
+        if self._clock() - self._since_s >= _MAX_HOLD_S:
+            self.pause()
+
+    def pause(self) -> None:
+        """Releases the lock for long enough that a thread that waits for it gets it."""
+        time.sleep(_PAUSE_S)
+        self._since_s = self._clock()
