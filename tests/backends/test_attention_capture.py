@@ -50,15 +50,15 @@ def test_capture_does_not_change_codes_and_launches_do_not_change_scores(
     capturing = b.make_kernel(HEADS)
     _begin(b, b.kernel, 2)
     _begin(b, capturing, 2)
-    plain = _run_steps(b.kernel, [0, 1], [3])
-    together = _run_steps(capturing, [0, 1], [3])
+    plain = _run_steps(b.kernel, [0, 1], [2])
+    together = _run_steps(capturing, [0, 1], [2])
     for slot in range(2):
         assert plain[slot].scores is None
         assert torch.equal(together[slot].codes, plain[slot].codes)
         capturing.release(slot)
         capturing.prefill([PrefillRequest(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot])])
         capturing.feed(slot, b.text, True)
-        solo = _run_steps(capturing, [slot], [1, 2])[0]
+        solo = _run_steps(capturing, [slot], [1, 1])[0]
         assert torch.equal(solo.codes, plain[slot].codes)
         assert _same(_scores(solo), _scores(together[slot]))
 

@@ -140,17 +140,16 @@ def check(speech: SpokenFrames) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
-@pytest.mark.parametrize("size", SIZES)
 def test_emulated_codes_differ_at_near_ties_only(
-    load: Callable[..., LoadedModel], comparison: MakeComparison, size: str
+    load: Callable[..., LoadedModel], comparison: MakeComparison
 ) -> None:
-    loaded = load("custom_voice", size)
-    kernels = ("generate_single", "prefill_medium", "prefill_large")
+    loaded = load("custom_voice", "1b7")  # with an input projection
+    kernels = ("generate_single", "prefill_medium")
     b = Comparison(loaded, EmulatedModule(loaded.config, PRECISE, kernels=kernels), 2)
-    plain = comparison(size, blocks=2).kernel
-    speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 3)
+    plain = comparison("1b7", blocks=2).kernel
+    speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt[:8], 2)
     check(speech)
-    rounded = worst(kernel_logits(plain, b.prompt, speech.codes[:-1]), speech.exact)
+    rounded = worst(kernel_logits(plain, b.prompt[:8], speech.codes[:-1]), speech.exact)
     print(f"the ordinary build's within {rounded:.1e}")
     assert _MIN_GAIN * speech.error < rounded
 

