@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from hypothesis import settings
@@ -18,7 +19,7 @@ from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
 from tests.comparison import Comparison, MakeComparison
 from tests.emulator import EmulatedModule
-from tests.fakes import ScriptedBackend
+from tests.fakes import TIMEOUT_S, ScriptedBackend
 from tests.goldens.cases import Model
 from tests.rig import Rig
 
@@ -70,6 +71,15 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
     cache_folder().parent.mkdir()
     cache_folder().symlink_to(kernels, target_is_directory=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_http_clients() -> Iterator[None]:
+    """HTTP clients wait as long as tests do; httpx itself gives up after 5 s without a byte."""
+    with pytest.MonkeyPatch.context() as patch:
+        for phase in ("connect", "read", "write", "pool"):
+            patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, TIMEOUT_S)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -324,14 +324,18 @@ def test_overload_is_an_error_message_and_the_handshake_does_not_wait(engine: TT
         converse(server, act)
 
 
-def test_a_stream_without_a_slot_is_refused_after_the_deadline(engine: TTS) -> None:
-    with running_server(engine, ServerSettings(queue_timeout_s=0.05)) as server:
+def test_a_stream_without_a_slot_is_refused_after_the_deadline(
+    engine: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_server(engine) as server:
 
         async def act(client: Client) -> None:
             for i in range(engine.slots):
                 await client.send(f"{i}", LONG_TEXT)
                 while (await client.receive())["context_id"] != f"{i}":
                     pass
+            hasty = ServerSettings(queue_timeout_s=0.05)
+            monkeypatch.setattr(server.server.streams, "settings", hasty)
             await client.send("late", TEXT)
             error = (await client.until_done("late"))[-1]
             assert (error["type"], error["status_code"]) == ("error", 503)
@@ -348,9 +352,9 @@ def test_speech_is_at_most_three_seconds_ahead_of_playback(server: RunningServer
         sent_s = 0.0
         while sent_s < 3.0:
             sent_s += len(pcm_of([await client.receive()])) / 24_000
+        made = server.tts._loaded.engine.backend.num_made - frames  # type: ignore[attr-defined]
         played_s = time.monotonic() - start_s
         assert sent_s <= played_s + 2
-        made = server.tts._loaded.engine.backend.num_made - frames  # type: ignore[attr-defined]
         assert 0.08 * made <= played_s + 3
 
     converse(server, act)

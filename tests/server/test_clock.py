@@ -12,6 +12,7 @@ import pytest
 from megakernel_tts import TTS, server
 from megakernel_tts.server.keys import ApiKey
 from megakernel_tts.server.settings import ServerSettings
+from tests.fakes import TIMEOUT_S
 from tests.server.running import TEXT, running_server
 
 DAY_S = 86_400
@@ -28,7 +29,7 @@ def test_speech_and_limits_do_not_depend_on_the_wall_clock(
     rng, now_s = random.Random(0), time.time()
     monkeypatch.setattr(time, "time", lambda: now_s + rng.uniform(-DAY_S, DAY_S))
     key = ApiKey(name="bot", key="secret", requests_per_minute=3)
-    settings = ServerSettings(api_keys=(key,), queue_timeout_s=1.0)
+    settings = ServerSettings(api_keys=(key,), queue_timeout_s=TIMEOUT_S)
     with running_server(engine, settings) as running:
         url, headers = f"{running.url}/v1/audio/speech", {"X-API-Key": "secret"}
         body = {"input": TEXT, "response_format": "pcm"}

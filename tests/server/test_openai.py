@@ -20,7 +20,7 @@ from tests.server.running import TEXT, RunningServer, running_server, wait_until
 
 def speak(server: RunningServer, **fields: Any) -> httpx.Response:
     body = {"model": "tts-1", "input": TEXT, "voice": "ryan", "response_format": "pcm"} | fields
-    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body)
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

@@ -22,7 +22,7 @@ TEXTS = [f"{TEXT} Number {number}." for number in range(6)]  # more than slots
 
 def speak(server: RunningServer, items: object, **fields: Any) -> httpx.Response:
     url = f"{server.url}/v1/audio/speech/batch"
-    return httpx.post(url, content=json.dumps({"items": items} | fields), timeout=60)
+    return httpx.post(url, content=json.dumps({"items": items} | fields))
 
 
 def test_each_item_is_the_speech_of_its_text(server: RunningServer) -> None:

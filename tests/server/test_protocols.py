@@ -60,32 +60,32 @@ def model(tts: TTS) -> Iterator[RunningServer]:
 
 def of_speech(server: RunningServer) -> NDArray[np.int16]:
     body = {"input": TEXT, "response_format": "pcm"} | SEED
-    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body)
     return np.frombuffer(reply.content, "<i2")
 
 
 def of_speech_events(server: RunningServer) -> NDArray[np.int16]:
     body = {"input": TEXT, "response_format": "pcm", "stream_format": "sse"} | SEED
-    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body)
     return np.frombuffer(_audio_of(reply.text, "audio"), "<i2")
 
 
 def of_bytes(server: RunningServer) -> NDArray[np.int16]:
     body = {"transcript": TEXT, "model_id": "sonic-3"} | SEED
-    reply = httpx.post(f"{server.url}/tts/bytes", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/tts/bytes", json=body)
     return np.frombuffer(reply.content, "<i2")
 
 
 def of_events(server: RunningServer) -> NDArray[np.int16]:
     body = {"transcript": TEXT, "model_id": "sonic-3"} | SEED
-    reply = httpx.post(f"{server.url}/tts/sse", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/tts/sse", json=body)
     return np.frombuffer(_audio_of(reply.text, "data"), "<i2")
 
 
 def of_elevenlabs(server: RunningServer) -> NDArray[np.int16]:
     voice = server.tts.info.voices and next(iter(server.tts.info.voices))
     url = f"{server.url}/v1/text-to-speech/{voice}?output_format=pcm_24000"
-    reply = httpx.post(url, json={"text": TEXT} | SEED, timeout=TIMEOUT_S)
+    reply = httpx.post(url, json={"text": TEXT} | SEED)
     return np.frombuffer(reply.content, "<i2")
 
 

@@ -89,7 +89,7 @@ class Cluster(RayCluster):
     def speak(self, **fields: Any) -> httpx.Response:
         """A request for speech."""
         body = {"input": TEXT, "response_format": "pcm"} | fields
-        return httpx.post(f"http://{self.authority}/v1/audio/speech", json=body, timeout=60)
+        return httpx.post(f"http://{self.authority}/v1/audio/speech", json=body)
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
