@@ -31,7 +31,6 @@ from tests.server.running import (
     TEXT,
     Client,
     RunningServer,
-    connected,
     pcm_of,
     running_server,
     wait_until,
