@@ -41,7 +41,6 @@ class Rig:
 
     Attributes:
         clock: The engine's clock.
-        asleep: Set while the loop waits for a wake-up and no signal is left.
     """
 
     def __init__(
@@ -58,7 +57,9 @@ class Rig:
         self.loaded = loaded
         self.backend = backend
         self.clock = ManualClock()
-        self.asleep = threading.Event()
+        self._rest = threading.Condition()
+        self._num_settles = 0
+        self._num_settled = 0  # calls of `settle` before the loop last came to rest
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
         prompt_builder = prompt_builder or loaded.engine.prompt_builder
@@ -72,17 +73,19 @@ class Rig:
             policy=policy,
             clock=self.clock,
         )
-        self._observe_sleep()
+        self._observe_rest()
 
-    def _observe_sleep(self) -> None:
-        wakeup, asleep = self.engine._loop.wakeup, self.asleep
+    def _observe_rest(self) -> None:
+        """The loop is at rest while it waits for a wake-up and no signal is left."""
+        wakeup = self.engine._loop.wakeup
         wait = wakeup.wait
 
         def observed(timeout_s: float | None) -> None:
-            if wakeup._signals.empty():
-                asleep.set()
+            with self._rest:
+                if wakeup._signals.empty():
+                    self._num_settled = self._num_settles
+                    self._rest.notify_all()
             wait(timeout_s)
-            asleep.clear()
 
         wakeup.wait = observed  # type: ignore[method-assign]
 
@@ -131,9 +134,11 @@ class Rig:
 
     def settle(self) -> None:
         """Waits until the loop has handled all that has happened and sleeps."""
-        self.asleep.clear()
-        self.engine._loop.wakeup.set()
-        assert self.asleep.wait(TIMEOUT_S), "the loop does not come to rest"
+        with self._rest:
+            self.engine._loop.wakeup.set()
+            self._num_settles += 1
+            settled = self._rest.wait_for(lambda: self._num_settled == self._num_settles, TIMEOUT_S)
+        assert settled, "the loop does not come to rest"
 
     def advance(self, seconds: float) -> None:
         """Advances the clock and wakes the loop."""

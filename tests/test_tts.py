@@ -33,6 +33,7 @@ from megakernel_tts import (
     Voice,
 )
 from megakernel_tts.engine import guard
+from tests.fakes import TIMEOUT_S
 
 TEXT = "Hello to the world, this is speech."
 SHORT = Sampling(seed=5, max_frames=14)
@@ -411,7 +412,7 @@ def test_a_process_can_end_during_synthesis(checkpoint: Callable[..., Path]) -> 
         "stream = tts.stream('A long text. ' * 50); next(stream)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=60
+        [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=TIMEOUT_S
     )
     assert (run.returncode, run.stderr) == (0, b"")
 

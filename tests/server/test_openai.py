@@ -106,7 +106,7 @@ def test_a_disconnection_stops_the_stream_and_frees_its_slot(server: RunningServ
     body = {"input": TEXT * 1000, "response_format": "pcm"}
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json=body) as response:
         next(response.iter_raw())
-    wait_until(lambda: server.num_streams == 0, timeout_s=5)
+    wait_until(lambda: server.num_streams == 0)
     assert server.metric('requests_success_total{finished_reason="abort"}') == cancelled + 1
 
 

@@ -132,13 +132,17 @@ def test_a_full_server_refuses_a_batch_at_once(engine: TTS) -> None:
 
 
 def test_a_disconnection_stops_all_items(server: RunningServer) -> None:
-    items = [{"input": "Hi."}, *({"input": TEXT * 100} for _ in range(4))]
+    aborted = server.metric('requests_success_total{finished_reason="abort"}')
+    items = [{"input": TEXT * 1000} for _ in range(5)]
     url = f"{server.url}/v1/audio/speech/batch"
     with httpx.stream("POST", url, json={"items": items}) as reply:
         chunks = reply.iter_raw()  # the connection is closed when it is collected
         next(chunks)
-        wait_until(lambda: server.num_streams > 1)
-    wait_until(lambda: server.num_streams == 0, timeout_s=5)
+        wait_until(lambda: server.num_streams == server.tts.slots)
+    wait_until(lambda: server.num_streams == 0)
+    assert server.metric('requests_success_total{finished_reason="abort"}') == (
+        aborted + server.tts.slots
+    )
 
 
 def test_a_client_that_does_not_read_is_disconnected(

@@ -131,6 +131,7 @@ def test_text_in_portions_is_spoken_before_it_ends(home: WyomingServer) -> None:
     assert words_in_audio(pcm_of(home.run(use))) == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("pauses")
 def test_text_that_pauses_is_spoken_to_its_end(home: WyomingServer) -> None:
     async def use(client: Client) -> NDArray[np.int16]:
         await client.send(SynthesizeStart(), SynthesizeChunk("Hello there. "))
@@ -226,7 +227,7 @@ def test_closing_the_connection_stops_the_speech(home: WyomingServer, live: bool
         assert home.num_streams == 1
 
     home.run(use)
-    wait_until(lambda: home.num_streams == 0, timeout_s=5)
+    wait_until(lambda: home.num_streams == 0)
     assert home.metric('requests_success_total{finished_reason="abort"}') == cancelled + 1
 
 

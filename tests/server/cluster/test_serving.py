@@ -38,7 +38,7 @@ from tests.server.cluster.clusters import (
 )
 from tests.server.cluster.conftest import RunningCluster
 from tests.server.failing import REASON, read_until_failure
-from tests.server.running import RunningServer, connected, pcm_of, wait_until, words_of
+from tests.server.running import RunningServer, connected, is_stopping, pcm_of, wait_until, words_of
 
 
 @asynccontextmanager
@@ -223,11 +223,11 @@ def test_the_command_serves_without_torch_and_lets_streams_finish() -> None:
         with httpx.stream("POST", f"{url}/v1/audio/speech", json=body) as reply:
             parts = reply.iter_raw()
             pcm = bytearray(next(parts))
-            for one in (process.pid, *(child.pid for child in children)):
-                os.kill(one, signal.SIGTERM)  # as a service manager stops all processes
-            wait_until(lambda: "stopping" in httpx.get(f"{url}/ready").text)
             assert [uses_torch(child.pid) for child in children] == [True, True]
             assert not uses_torch(process.pid)
+            for one in (process.pid, *(child.pid for child in children)):
+                os.kill(one, signal.SIGTERM)  # as a service manager stops all processes
+            wait_until(lambda: is_stopping(url))
             for part in parts:
                 pcm += part
         assert process.wait(TIMEOUT_S) == 0
