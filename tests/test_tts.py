@@ -58,21 +58,27 @@ def test_the_seed_determines_the_codes(tts: TTS) -> None:
     assert (one.pcm.dtype, one.sample_rate, one.seconds) == (np.int16, 24_000, 14 * 0.08)
 
 
-def test_warming_up_does_not_block_the_event_loop(checkpoint: Callable[..., Path]) -> None:
-    ticks = 0
+def test_warming_up_does_not_block_the_event_loop(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop runs while the warm-up waits for it."""
+    warming, proceed = threading.Event(), threading.Event()
+
+    def warm_up(*_: object) -> None:
+        warming.set()
+        assert proceed.wait(TIMEOUT_S), "the event loop is blocked"
 
     async def warm(one: TTS) -> None:
-        nonlocal ticks
         task = asyncio.create_task(one.awarmup())
-        while not task.done():  # counts iterations of the event loop
-            await asyncio.sleep(0.01)
-            ticks += 1
+        assert await asyncio.to_thread(warming.wait, TIMEOUT_S)
+        assert not one.warm
+        proceed.set()
         await task
 
+    monkeypatch.setattr("megakernel_tts.tts.warm_up", warm_up)
     with TTS.load(checkpoint(), device="cpu", slots=1) as one:
-        assert not one.warm
         asyncio.run(warm(one))
-        assert one.warm and ticks > 10
+        assert one.warm
 
 
 def test_streaming_does_not_change_codes(tts: TTS) -> None:

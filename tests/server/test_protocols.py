@@ -139,6 +139,7 @@ class Sink(FrameProcessor):
         self.errors: list[str] = []
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
+        self.interrupted = asyncio.Event()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -150,6 +151,8 @@ class Sink(FrameProcessor):
             self.word_times_ns.append(frame.pts or 0)
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
+        elif isinstance(frame, InterruptionFrame):
+            self.interrupted.set()
         await self.push_frame(frame, direction)
 
 
@@ -211,8 +214,8 @@ async def speak(
             await running
             return sink
         await worker.queue_frames([InterruptionFrame()])
+        await asyncio.wait_for(sink.interrupted.wait(), TIMEOUT_S)
         await until(interruption.stopped)
-        await asyncio.sleep(0.2)  # Pipecat has no event for the end of an interruption
         sink.audio, sink.words = b"", []
         sink.stopped.clear()
     await turn(worker, *text.split("|"))
