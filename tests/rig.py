@@ -36,6 +36,15 @@ class ManualClock:
         return self.now_s
 
 
+class _Rest:
+    """Counts calls of `Rig.settle`, and those after which the loop has come to rest."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.num_calls = 0
+        self.num_settled = 0
+
+
 class Rig:
     """An engine over a scripted backend, on a virtual clock.
 
@@ -57,9 +66,7 @@ class Rig:
         self.loaded = loaded
         self.backend = backend
         self.clock = ManualClock()
-        self._rest = threading.Condition()
-        self._num_settles = 0
-        self._num_settled = 0  # calls of `settle` before the loop last came to rest
+        self._rest = _Rest()
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
         prompt_builder = prompt_builder or loaded.engine.prompt_builder
@@ -77,14 +84,14 @@ class Rig:
 
     def _observe_rest(self) -> None:
         """The loop is at rest while it waits for a wake-up and no signal is left."""
-        wakeup = self.engine._loop.wakeup
+        wakeup, rest = self.engine._loop.wakeup, self._rest
         wait = wakeup.wait
 
-        def observed(timeout_s: float | None) -> None:
-            with self._rest:
+        def observed(timeout_s: float | None) -> None:  # without a reference to the engine
+            with rest.changed:
                 if wakeup._signals.empty():
-                    self._num_settled = self._num_settles
-                    self._rest.notify_all()
+                    rest.num_settled = rest.num_calls
+                    rest.changed.notify_all()
             wait(timeout_s)
 
         wakeup.wait = observed  # type: ignore[method-assign]
@@ -134,10 +141,11 @@ class Rig:
 
     def settle(self) -> None:
         """Waits until the loop has handled all that has happened and sleeps."""
-        with self._rest:
+        rest = self._rest
+        with rest.changed:
             self.engine._loop.wakeup.set()
-            self._num_settles += 1
-            settled = self._rest.wait_for(lambda: self._num_settled == self._num_settles, TIMEOUT_S)
+            rest.num_calls += 1
+            settled = rest.changed.wait_for(lambda: rest.num_settled == rest.num_calls, TIMEOUT_S)
         assert settled, "the loop does not come to rest"
 
     def advance(self, seconds: float) -> None:
