@@ -195,6 +195,7 @@ def test_an_invalid_request_is_an_error_that_ends_the_connection(
     wait_until(lambda: home.num_streams == 0)
 
 
+@pytest.mark.usefixtures("pauses")
 @pytest.mark.parametrize("live", [False, True])
 def test_a_failure_within_the_speech_is_an_error(
     home: WyomingServer, monkeypatch: pytest.MonkeyPatch, live: bool
