@@ -10,7 +10,7 @@ import uvicorn
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.serving import Certificate, authority, bind, uvicorn_config
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 300.0  # far longer than a busy machine takes to start or stop a server
 
 
 @contextmanager

@@ -4,9 +4,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
+import websockets.asyncio.client as async_websockets
+import websockets.sync.client as sync_websockets
 from hypothesis import settings
 
 from megakernel_common.kernels.loader import cache_folder
@@ -18,7 +22,7 @@ from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
 from tests.comparison import Comparison, MakeComparison
 from tests.emulator import EmulatedModule
-from tests.fakes import ScriptedBackend
+from tests.fakes import TIMEOUT_S, ScriptedBackend
 from tests.goldens.cases import Model
 from tests.rig import Rig
 
@@ -70,6 +74,21 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
     cache_folder().parent.mkdir()
     cache_folder().symlink_to(kernels, target_is_directory=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_clients() -> Iterator[None]:
+    """Clients wait as long as tests do.
+
+    By default httpx gives up after 5 s without a byte, and websockets after 10 s of a handshake.
+    """
+    connects: list[Any] = [async_websockets.connect.__init__, sync_websockets.connect]
+    with pytest.MonkeyPatch.context() as patch:
+        for connect in connects:
+            patch.setitem(connect.__kwdefaults__, "open_timeout", TIMEOUT_S)
+        for phase in ("connect", "read", "write", "pool"):
+            patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, TIMEOUT_S)
+        yield
 
 
 @pytest.fixture(scope="session")

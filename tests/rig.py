@@ -36,12 +36,20 @@ class ManualClock:
         return self.now_s
 
 
+class _Rest:
+    """Counts calls of `Rig.settle`, and those after which the loop has come to rest."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.num_calls = 0
+        self.num_settled = 0
+
+
 class Rig:
     """An engine over a scripted backend, on a virtual clock.
 
     Attributes:
         clock: The engine's clock.
-        asleep: Set while the loop waits for a wake-up and no signal is left.
     """
 
     def __init__(
@@ -58,7 +66,7 @@ class Rig:
         self.loaded = loaded
         self.backend = backend
         self.clock = ManualClock()
-        self.asleep = threading.Event()
+        self._rest = _Rest()
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
         prompt_builder = prompt_builder or loaded.engine.prompt_builder
@@ -72,17 +80,19 @@ class Rig:
             policy=policy,
             clock=self.clock,
         )
-        self._observe_sleep()
+        self._observe_rest()
 
-    def _observe_sleep(self) -> None:
-        wakeup, asleep = self.engine._loop.wakeup, self.asleep
+    def _observe_rest(self) -> None:
+        """The loop is at rest while it waits for a wake-up and no signal is left."""
+        wakeup, rest = self.engine._loop.wakeup, self._rest
         wait = wakeup.wait
 
-        def observed(timeout_s: float | None) -> None:
-            if wakeup._signals.empty():
-                asleep.set()
+        def observed(timeout_s: float | None) -> None:  # without a reference to the engine
+            with rest.changed:
+                if wakeup._signals.empty():
+                    rest.num_settled = rest.num_calls
+                    rest.changed.notify_all()
             wait(timeout_s)
-            asleep.clear()
 
         wakeup.wait = observed  # type: ignore[method-assign]
 
@@ -131,9 +141,12 @@ class Rig:
 
     def settle(self) -> None:
         """Waits until the loop has handled all that has happened and sleeps."""
-        self.asleep.clear()
-        self.engine._loop.wakeup.set()
-        assert self.asleep.wait(TIMEOUT_S), "the loop does not come to rest"
+        rest = self._rest
+        with rest.changed:
+            self.engine._loop.wakeup.set()
+            rest.num_calls += 1
+            settled = rest.changed.wait_for(lambda: rest.num_settled == rest.num_calls, TIMEOUT_S)
+        assert settled, "the loop does not come to rest"
 
     def advance(self, seconds: float) -> None:
         """Advances the clock and wakes the loop."""

@@ -31,6 +31,7 @@ from pipecat.tests.utils import run_test
 
 from bench.simulation import simulated_tts, words_in_audio
 from examples import livekit_agent, voice_agent
+from tests.fakes import TIMEOUT_S
 from tests.server.running import LOCKED, running_server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -51,7 +52,7 @@ def run_command(name: str, folder: Path, text: str = "") -> None:
         input=text,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
     )
     assert result.returncode == 0, result.stderr
 

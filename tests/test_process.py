@@ -21,7 +21,7 @@ def in_child(*actions):
     # Each in a child of its own; a signal ends a child that hangs.
     for action in actions:
         if os.fork() == 0:
-            signal.alarm(60)
+            signal.alarm(300)
             try:
                 action()
                 print("done", flush=True)

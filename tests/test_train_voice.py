@@ -48,6 +48,7 @@ from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.codec import weights as w
+from tests.fakes import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,7 +79,7 @@ def hum(texts: list[tuple[str, str]]) -> list[TeacherSpeech]:
 
 def run(stage: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"examples.train_voice.{stage}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
 
 

@@ -33,6 +33,7 @@ from megakernel_tts import (
     Voice,
 )
 from megakernel_tts.engine import guard
+from tests.fakes import TIMEOUT_S
 
 TEXT = "Hello to the world, this is speech."
 SHORT = Sampling(seed=5, max_frames=14)
@@ -57,21 +58,20 @@ def test_the_seed_determines_the_codes(tts: TTS) -> None:
     assert (one.pcm.dtype, one.sample_rate, one.seconds) == (np.int16, 24_000, 14 * 0.08)
 
 
-def test_warming_up_does_not_block_the_event_loop(checkpoint: Callable[..., Path]) -> None:
-    ticks = 0
+def test_warming_up_does_not_block_the_event_loop(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, seen = threading.Event(), list[bool]()
 
     async def warm(one: TTS) -> None:
-        nonlocal ticks
-        task = asyncio.create_task(one.awarmup())
-        while not task.done():  # counts iterations of the event loop
-            await asyncio.sleep(0.01)
-            ticks += 1
-        await task
+        asyncio.get_running_loop().call_soon(running.set)
+        await one.awarmup()
 
+    warm_up = "megakernel_tts.tts.warm_up"
+    monkeypatch.setattr(warm_up, lambda *_: seen.append(running.wait(TIMEOUT_S)))
     with TTS.load(checkpoint(), device="cpu", slots=1) as one:
-        assert not one.warm
         asyncio.run(warm(one))
-        assert one.warm and ticks > 10
+        assert one.warm and seen == [True]
 
 
 def test_streaming_does_not_change_codes(tts: TTS) -> None:
@@ -411,7 +411,7 @@ def test_a_process_can_end_during_synthesis(checkpoint: Callable[..., Path]) -> 
         "stream = tts.stream('A long text. ' * 50); next(stream)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=60
+        [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=TIMEOUT_S
     )
     assert (run.returncode, run.stderr) == (0, b"")
 

@@ -89,9 +89,6 @@ def test_stages_add_up_to_the_first_chunk_and_leave_the_engine_unchanged(
     total = sum(milliseconds.values())
     assert all(stage > 0 for stage in milliseconds.values()), milliseconds
     assert total == pytest.approx(1e3 * (times.first_s - times.start_s))
-    # The networks take most of the time.
-    networks = ("prefill", "first_frame", "codec")
-    assert sum(milliseconds[stage] for stage in networks) > total / 2
     assert vars(demo._loaded.engine.vocoder) == before
 
 

@@ -1,15 +1,25 @@
+"""The client of a load, in virtual time."""
+
 import asyncio
 import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from bench import load_client
 from bench.load_client import LoadRecord, Outcome, RandomLoad, StreamRecord, send_load
+from bench.virtual_time import run_in_virtual_time
+from pipecat_service.pace import loop_time_s
+from tests.fakes import TIMEOUT_S
 
 FRAME = bytes(3840)  # 80 ms
 LATE_S = 0.05
@@ -33,14 +43,15 @@ async def broken_off(reply: web.StreamResponse) -> None:
 
 
 class Server:
-    """Answers requests in turn.
+    """Answers requests in turn, at a Unix socket: data is never on its way while time advances.
 
     Attributes:
         requests: Their fields.
     """
 
-    def __init__(self, answers: list[Answer | web.Response]) -> None:
+    def __init__(self, socket: Path, answers: list[Answer | web.Response]) -> None:
         self.requests: list[dict[str, Any]] = []
+        self._socket = socket
         self._answers = answers
 
     async def _speak(self, request: web.Request) -> web.StreamResponse:
@@ -57,25 +68,40 @@ class Server:
             request.transport.abort()
         return reply
 
-    async def receive(
+    def receive(
         self, duration_s: float, rate: float, seed: int = 0, late_s: float = 0.0
     ) -> list[StreamRecord]:
         """Receives a load that began `late_s` ago; gives the records in the order of arrival."""
+        return run_in_virtual_time(self._receive(duration_s, rate, seed, late_s), TIMEOUT_S)
+
+    async def _receive(
+        self, duration_s: float, rate: float, seed: int, late_s: float
+    ) -> list[StreamRecord]:
         app = web.Application()
         app.router.add_post("/v1/audio/speech", self._speak)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.UnixSite(runner, self._socket).start()
         try:
-            host, port = runner.addresses[0][:2]
-            url = f"http://{host}:{port}/v1/audio/speech"
-            start_s = time.monotonic() - late_s
+            url, start_s = "http://server/v1/audio/speech", loop_time_s() - late_s
             record = await send_load(RandomLoad(url, {"a": 1}, rate, start_s, duration_s, seed))
         finally:
             await runner.cleanup()
         assert LoadRecord.parse(json.dumps(asdict(record))) == record
         return sorted(record.streams, key=lambda each: each.arrival_s)
+
+
+MakeServer = Callable[..., Server]
+
+
+@pytest.fixture
+def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeServer:
+    """Makes servers at the socket to which the client connects."""
+    socket = tmp_path / "socket"
+    clock = SimpleNamespace(monotonic=loop_time_s, process_time=time.process_time)
+    monkeypatch.setattr(load_client, "time", clock)
+    monkeypatch.setattr(aiohttp, "TCPConnector", partial(aiohttp.UnixConnector, str(socket)))
+    return partial(Server, socket)
 
 
 def refusal(status: int, error: Mapping[str, object] | str) -> web.Response:
@@ -95,35 +121,37 @@ def refusal(status: int, error: Mapping[str, object] | str) -> web.Response:
     ],
 )
 def test_a_request_is_recorded(
-    answer: Answer | web.Response, outcome: Outcome, audio_s: float, late_chunks: int
+    make_server: MakeServer,
+    answer: Answer | web.Response,
+    outcome: Outcome,
+    audio_s: float,
+    late_chunks: int,
 ) -> None:
-    records = asyncio.run(Server([answer]).receive(0.05, 60.0))
+    records = make_server([answer]).receive(0.05, 60.0)
     assert records
     for record in records:
         assert record.outcome is outcome
         assert record.audio_s == pytest.approx(audio_s)
-        assert (record.first_s is None) is (audio_s == 0)
-        assert len(record.gaps_s) == late_chunks
-        assert all(gap_s > LATE_S / 2 for gap_s in record.gaps_s)
-        assert record.delay_s >= 0
-        assert 0 < (record.first_s or 0.0) <= record.end_s or not audio_s
+        assert record.first_s == (pytest.approx(0) if audio_s else None)
+        assert record.gaps_s == pytest.approx(late_chunks * [LATE_S - 0.001])
+        assert record.delay_s == pytest.approx(0)
+        assert record.end_s == pytest.approx(late_chunks * LATE_S)
 
 
-def test_a_request_that_is_sent_late_is_timed_from_its_sending() -> None:
+def test_a_request_that_is_sent_late_is_timed_from_its_sending(make_server: MakeServer) -> None:
     """The client's process was not scheduled: that is not the server's time."""
     late_s = 100.0
-    records = asyncio.run(Server([in_time]).receive(0.05, 60.0, late_s=late_s))
+    records = make_server([late]).receive(0.05, 60.0, late_s=late_s)
     assert records
     for record in records:
-        assert record.delay_s > late_s - 0.05
-        assert record.first_s is not None and 0 < record.first_s <= record.end_s < late_s / 2
-        assert record.sent_s == record.arrival_s + record.delay_s
-        assert record.ended_s == record.sent_s + record.end_s
+        assert record.sent_s == record.arrival_s + record.delay_s == pytest.approx(late_s)
+        assert record.first_s == pytest.approx(0)
+        assert record.ended_s == record.sent_s + record.end_s == pytest.approx(late_s + LATE_S)
 
 
-def test_arrivals_are_random_and_the_same_in_each_run() -> None:
-    server = Server([in_time])
-    one, other = (asyncio.run(server.receive(0.4, 100.0, seed=3)) for _ in range(2))
+def test_arrivals_are_random_and_the_same_in_each_run(make_server: MakeServer) -> None:
+    server = make_server([in_time])
+    one, other = (server.receive(0.4, 100.0, seed=3) for _ in range(2))
     arrivals_s = [record.arrival_s for record in one]
     assert arrivals_s == [record.arrival_s for record in other]
     assert len(arrivals_s) == len(server.requests) / 2

@@ -4,6 +4,7 @@ import pytest
 import websockets
 
 from bench.plain_socket import PlainSocket
+from tests.fakes import TIMEOUT_S
 
 SIZES = [0, 125, 126, 60_000]  # of messages; the longer ones have another header
 LONG = 70_000  # which a server may send
@@ -32,7 +33,7 @@ async def converse() -> list[bytes]:
 
 
 def test_messages_of_all_sizes_pass_and_pings_are_answered() -> None:
-    received = asyncio.run(asyncio.wait_for(converse(), 60))
+    received = asyncio.run(asyncio.wait_for(converse(), TIMEOUT_S))
     assert received == [*(b"a" * size for size in SIZES), b"x" * LONG]
 
 
@@ -51,4 +52,4 @@ async def connect_to_refusing_server() -> None:
 
 def test_a_refused_handshake_is_an_error() -> None:
     with pytest.raises(ConnectionError, match=r"No WebSocket at /nothing: .* 404"):
-        asyncio.run(asyncio.wait_for(connect_to_refusing_server(), 60))
+        asyncio.run(asyncio.wait_for(connect_to_refusing_server(), TIMEOUT_S))

@@ -19,6 +19,7 @@ import megakernel_tts
 from megakernel_tts.cli.main import main
 from megakernel_tts.engine import guard
 from tests.comparison import assert_same_speech
+from tests.fakes import TIMEOUT_S
 
 Run = subprocess.CompletedProcess[bytes]
 
@@ -40,7 +41,7 @@ sys.exit(main(sys.argv[1:]))
 
 def program(*arguments: str, **keywords: object) -> Run:
     command = [sys.executable, "-m", "megakernel_tts", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=120, **keywords)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, **keywords)  # type: ignore[call-overload]
 
 
 def test_say_writes_a_wav_file_and_prints_a_summary(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_interrupt_keeps_the_written_audio(tmp_path: Path, text: str) -> None:
     output = tmp_path / "a.wav"
     with synthesising(output, text) as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130  # with standard input still open
+        assert process.wait(TIMEOUT_S) == 130  # with standard input still open
         assert process.stderr is not None
         error = process.stderr.read()
     assert b"interrupted" in error and b"Traceback" not in error
@@ -264,7 +265,9 @@ def buffered() -> dict[str, str]:
 
 def shell(command: str) -> Run:
     line = command.replace("COMMAND", f"{sys.executable} -m megakernel_tts")
-    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, env=buffered())
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, timeout=TIMEOUT_S, env=buffered()
+    )
 
 
 def test_pipe_that_is_closed_during_output_gives_no_traceback() -> None:
@@ -284,7 +287,7 @@ def test_pipe_that_is_closed_before_output_gives_no_traceback(arguments: list[st
             stdin=subprocess.DEVNULL,
             stdout=pipe,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=TIMEOUT_S,
             env=buffered(),
         )
     assert run.returncode == 1
@@ -397,7 +400,7 @@ def test_interrupt_outside_of_the_command_gives_no_traceback(module: str, tmp_pa
     output = str(tmp_path / "z.wav")
     command = [sys.executable, "-c", INTERRUPTED, module, "say", "Hi", "-o", output, "--seed", "1"]
     reset_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    run = subprocess.run(command, capture_output=True, timeout=120, preexec_fn=reset_sigint)
+    run = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, preexec_fn=reset_sigint)
     assert run.returncode == -signal.SIGINT
     assert b"Traceback" not in run.stderr
     assert (b"s of audio" in run.stderr) == (module == "exit")

@@ -15,6 +15,7 @@ import soundfile
 from megakernel_tts import AudioChunk, audio
 from megakernel_tts.cli.main import main
 from megakernel_tts.cli.say import _MAX_WAITING_SEGMENTS, _stream_live
+from tests.fakes import TIMEOUT_S
 from tests.rig import Rig
 
 SENTENCE = "hello to the world, this is a test of speech. "  # four of them are a segment
@@ -105,7 +106,7 @@ def say_live(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, bytes, bytes], 
 
         def type_text(pipe: BinaryIO) -> None:
             pipe.write(first)
-            found.append(written.wait(60))
+            found.append(written.wait(TIMEOUT_S))
             pipe.write(second)
             pipe.close()
 

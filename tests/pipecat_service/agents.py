@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.pipecat_service.bot import TIMEOUT_S
+from tests.fakes import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def running_agent(*command: str, **environment: str) -> Iterator[tuple[str, list
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        assert started.wait(2 * TIMEOUT_S), "the agent does not start"
+        assert started.wait(TIMEOUT_S), "the agent does not start"
         address = re.search(r"running on http://([^ ]+)", "".join(lines))
         assert address is not None, "".join(lines)
         yield address[1], lines

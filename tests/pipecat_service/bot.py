@@ -54,7 +54,7 @@ F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)
 Reply = Sequence[str | Frame | FunctionCallFromLLM | float]
 
-TIMEOUT_S = 60.0  # for an event that a test waits for
+VIRTUAL_TIMEOUT_S = 60.0  # for an event that a test waits for
 _LOUD = 1000  # of 32767: above the silence between words
 
 
@@ -223,7 +223,7 @@ class Bot:
         word_interval_s: float = 0.005,
         tokenize: Callable[[str], list[str]] = spaced_words,
         tracing: bool = False,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = VIRTUAL_TIMEOUT_S,
         **service: object,
     ) -> None:
         """Builds the pipeline.
@@ -366,7 +366,7 @@ class Bot:
             await drive(self)
             if end:
                 await self.worker.queue_frame(EndFrame())
-                await asyncio.wait_for(running, TIMEOUT_S)
+                await asyncio.wait_for(running, VIRTUAL_TIMEOUT_S)
         finally:
             await runner.cancel()
             await running

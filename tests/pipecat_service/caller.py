@@ -37,7 +37,7 @@ from pipecat.workers.runner import WorkerRunner
 from bench.virtual_time import VirtualClock, run_in_virtual_time
 from megakernel_stt import STT
 from pipecat_service import MegakernelSTTService
-from tests.pipecat_service.bot import TIMEOUT_S, Recorder
+from tests.pipecat_service.bot import VIRTUAL_TIMEOUT_S, Recorder
 
 PACKET_S = 0.02
 _LOUD = 50  # of 32767, on average
@@ -182,7 +182,7 @@ class Caller:
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for a condition on frames and errors."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(VIRTUAL_TIMEOUT_S):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -196,7 +196,7 @@ class Caller:
             await self.wait_until(lambda: bool(self.times_of(StartFrame)))
             await drive(self)
             await self.worker.queue_frame(EndFrame())
-            await asyncio.wait_for(running, TIMEOUT_S)
+            await asyncio.wait_for(running, VIRTUAL_TIMEOUT_S)
         finally:
             await runner.cancel()
             await running
@@ -214,4 +214,4 @@ def run_calls(callers: Sequence[Caller], *drives: Callable[[Caller], Awaitable[N
         runs = (c.run(drives[min(i, len(drives) - 1)]) for i, c in enumerate(callers))
         await asyncio.gather(*runs)
 
-    run_in_virtual_time(run_all(), 3 * TIMEOUT_S)
+    run_in_virtual_time(run_all(), 3 * VIRTUAL_TIMEOUT_S)

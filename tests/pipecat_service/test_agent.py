@@ -9,7 +9,7 @@ import numpy as np
 from pipecat.serializers.protobuf import ProtobufFrameSerializer
 
 from examples import voice_agent
-from tests.pipecat_service.bot import TIMEOUT_S
+from tests.fakes import TIMEOUT_S
 
 SPEECH_S = 0.25  # of the greeting
 LOUD = 1000  # of 32767

@@ -13,7 +13,7 @@ import soundfile
 from pipecat.evals.scenario import EvalScenarioFile, EvalScriptScenario
 from pipecat.evals.session import EvalSession, EvalSessionParams
 
-from tests.pipecat_service.bot import TIMEOUT_S
+from tests.fakes import TIMEOUT_S
 
 SCENARIOS = [*EvalScenarioFile.load(Path(__file__).with_name("eval.yaml"))]
 LOUD = 0.03  # peak of a window, of full scale

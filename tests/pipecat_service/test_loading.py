@@ -19,7 +19,8 @@ from bench.simulation import simulated_tts
 from megakernel_tts import TTS, CheckpointError, Sampling
 from pipecat_service import MegakernelTTSService
 from pipecat_service.loading import _SharedModel, shared_engine
-from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
+from tests.fakes import TIMEOUT_S
+from tests.pipecat_service.bot import Bot, run_conversations
 
 Settings = MegakernelTTSService.Settings
 

@@ -23,8 +23,8 @@ from pipecat.tests.utils import run_test
 from examples import local_agent
 from megakernel_stt.model.random_checkpoint import write_checkpoint
 from megakernel_tts import TTS, Sampling
+from tests.fakes import TIMEOUT_S
 from tests.pipecat_service.agents import ROOT, running_agent
-from tests.pipecat_service.bot import TIMEOUT_S
 
 RATE = 16_000
 PACKET = 320  # samples: 20 ms

@@ -25,8 +25,9 @@ from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.voice_library import UploadedVoice
 from pipecat_service import MegakernelTTSSettings
 from pipecat_service.remote import MegakernelRemoteTTSService
+from tests.fakes import TIMEOUT_S
 from tests.pipecat_service.agents import ROOT
-from tests.pipecat_service.bot import TIMEOUT_S, Bot
+from tests.pipecat_service.bot import VIRTUAL_TIMEOUT_S, Bot
 from tests.pipecat_service.serving import LoopServer, local_sockets, serving, stalling_proxy
 from tests.pipecat_service.test_underruns import make_engine, word_starts
 from tests.server.running import LOCKED, running_server
@@ -65,7 +66,7 @@ def converse(
         async with serving(bot.engine, settings, path) as server:
             await bot.run(lambda _: drive(server))
 
-    run_in_virtual_time(run(), TIMEOUT_S)
+    run_in_virtual_time(run(), VIRTUAL_TIMEOUT_S)
 
 
 async def first_audio(bot: Bot) -> None:
@@ -135,7 +136,7 @@ def test_a_server_that_starts_after_the_service_is_used(engine: TTS, tmp_path: P
         async with serving(engine, path=path):
             await bot.reply()
 
-    run_in_virtual_time(run(), TIMEOUT_S)
+    run_in_virtual_time(run(), VIRTUAL_TIMEOUT_S)
     assert bot.said == ["Three four."]
     settings = bot.tts.settings.given_fields()
     assert settings["model"] == "simulated" and settings["voice"] == "ryan"
@@ -236,7 +237,7 @@ def test_words_are_committed_when_their_audio_begins_on_a_network_that_stalls() 
                 turns.append((now_s, said, word_starts(bot.output)))
                 bot.context.add_message({"role": "user", "content": "Again?"})
 
-        run_in_virtual_time(run(), 10 * TIMEOUT_S)
+        run_in_virtual_time(run(), 10 * VIRTUAL_TIMEOUT_S)
     for now_s, said, starts in turns:
         assert said == WORDS[: len(said)]
         assert len(said) == np.count_nonzero(starts < now_s)
@@ -292,7 +293,7 @@ def test_the_service_speaks_in_a_process_without_torch(engine: TTS) -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=2 * TIMEOUT_S,
+            timeout=TIMEOUT_S,
         )
         speech = server.speech()
     assert result.returncode == 0, result.stderr

@@ -25,7 +25,8 @@ from megakernel_tts import TTS, Sampling, Session, Voice
 from megakernel_tts.engine.delivery import Delivery
 from megakernel_tts.session import FinishReason
 from pipecat_service import MegakernelTTSService, SlotWaitMetricsData
-from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
+from tests.fakes import TIMEOUT_S
+from tests.pipecat_service.bot import Bot, run_conversations
 
 pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 

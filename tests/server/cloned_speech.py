@@ -31,12 +31,12 @@ RECORDING = audio_file()
 def upload(server: RunningServer, recording: bytes = RECORDING, **fields: str) -> httpx.Response:
     data = {"name": "Anna", "consent": CONSENT} | fields
     files = {"audio_sample": ("anna.wav", recording, "audio/wav")}
-    return httpx.post(f"{server.url}/v1/audio/voices", data=data, files=files, timeout=60)
+    return httpx.post(f"{server.url}/v1/audio/voices", data=data, files=files)
 
 
 def speak(server: RunningServer, **fields: Any) -> httpx.Response:
     body = {"input": TEXT, "response_format": "pcm"} | SAMPLING | fields
-    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body)
 
 
 def listed(server: RunningServer) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
+from megakernel_tts.server.live_speech import LiveSpeech
 from tests.browser import chromium
 from tests.server.driving import Drive
 from tests.server.hearing import record
@@ -18,6 +19,18 @@ def engine() -> Iterator[TTS]:
     with simulated_tts(num_slots=4, frame_seconds=0.001) as tts:
         tts.warmup()
         yield tts
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy client, which sends text late, is not taken for a pause of its text."""
+    if "pauses" not in request.fixturenames:
+        monkeypatch.setattr(LiveSpeech, "flush_when_paused", lambda *_: None)
+
+
+@pytest.fixture
+def pauses() -> None:
+    """For tests of text that pauses."""
 
 
 @pytest.fixture(scope="package")

@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from megakernel_tts.errors import DeviceError
-from tests.fakes import TIMEOUT_S
 from tests.server.running import TEXT, RunningServer
 
 REASON = "The kernel timed out."
@@ -50,5 +49,5 @@ async def read_until_failure(
                 async for _ in parts:
                     pass
 
-    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client:
+    async with httpx.AsyncClient(base_url=server.url) as client:
         await asyncio.gather(*(read(client) for _ in range(num_streams)))

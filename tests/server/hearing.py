@@ -20,7 +20,8 @@ AudioBufferSourceNode.prototype.start = function (when) {
   let bytes = "";
   for (const byte of new Uint8Array(integers.buffer)) bytes += String.fromCharCode(byte);
   const nowS = this.context.currentTime;
-  this.piece = { startS: when, nowS, stopDelayS: null, samples: btoa(bytes) };
+  const endS = when + this.buffer.duration;
+  this.piece = { startS: when, endS, nowS, stopDelayS: null, samples: btoa(bytes) };
   window.pieces.push(this.piece);
   return start.call(this, when);
 };
@@ -41,6 +42,10 @@ window.level = () => {
   const samples = new Float32Array(window.analyser?.fftSize ?? 1);
   window.analyser?.getFloatTimeDomainData(samples);
   return Math.max(...samples.map(Math.abs));
+};
+window.leadS = () => {
+  const last = window.pieces.at(-1);
+  return last ? last.endS - window.analyser.context.currentTime : 0;
 };
 window.words = [];
 const recordWords = () => {
@@ -96,6 +101,15 @@ async def pieces(page: BrowserPage) -> list[Piece]:
 async def shown_words(page: BrowserPage) -> list[str]:
     """The words that were highlighted so far."""
     return await page.run("window.words")
+
+
+async def interrupt_audio(page: BrowserPage, condition: str) -> None:
+    """Interrupts speech by the key while a condition holds and audio is scheduled.
+
+    A busy browser may have played that audio before a key arrives from outside of the page.
+    """
+    key = 'document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }))'
+    await page.wait_until(f"{condition} && window.leadS() > 0.02 && ({key}, true)")
 
 
 async def level(page: BrowserPage) -> float:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 import websockets
 from numpy.typing import NDArray
@@ -90,6 +91,14 @@ def running_server(
     server = Server(tts, settings, wyoming, tracing)
     with served(server, certificate) as authority:
         yield RunningServer(tts, server, authority)
+
+
+def is_stopping(url: str) -> bool:
+    """Whether the server at a URL refuses new streams, or has stopped."""
+    try:
+        return "stopping" in httpx.get(f"{url}/ready").text
+    except httpx.TransportError:
+        return True
 
 
 async def until(condition: Callable[[], bool]) -> None:

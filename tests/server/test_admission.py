@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
+from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.keys import ApiKey
 from megakernel_tts.server.settings import ServerSettings
 from tests.fakes import TIMEOUT_S
+from tests.rig import ManualClock
 from tests.server.running import TEXT, Client, RunningServer, connected, running_server, until
 
 LONG_TEXT = TEXT * 500
@@ -29,7 +33,7 @@ def one_slot() -> Iterator[TTS]:
 async def post(server: RunningServer, key: str = "", **fields: Any) -> httpx.Response:
     body = {"input": TEXT, "response_format": "pcm"} | fields
     headers = {"Authorization": f"Bearer {key or None}"}
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with httpx.AsyncClient() as client:
         return await client.post(f"{server.url}/v1/audio/speech", json=body, headers=headers)
 
 
@@ -48,17 +52,24 @@ async def speaking(server: RunningServer) -> AsyncIterator[Client]:
 
 @contextmanager
 def limited(engine: TTS, **limits: Any) -> Iterator[RunningServer]:
-    """A server with a key `limited` that has limits, and a key `free` without."""
+    """A server with a key `limited` that has limits, and a key `free` without.
+
+    The clock of their accounts stands still.
+    """
     keys = (ApiKey(name="bot", key="limited", **limits), ApiKey(name="admin", key="free"))
-    with running_server(engine, ServerSettings(api_keys=keys)) as server:
+    account = partial(Account, clock=ManualClock())
+    with (
+        patch("megakernel_tts.server.accounts.Account", account),
+        running_server(engine, ServerSettings(api_keys=keys)) as server,
+    ):
         yield server
 
 
-def check_refusal(response: httpx.Response, max_wait_s: int) -> None:
+def check_refusal(response: httpx.Response, wait_s: int) -> None:
     assert response.status_code == 429
     assert response.json()["error"]["code"] == "rate_limit_exceeded"
     assert response.json()["error"]["type"] == "rate_limit_error"
-    assert 1 <= int(response.headers["retry-after"]) <= max_wait_s
+    assert int(response.headers["retry-after"]) == wait_s
 
 
 def test_requests_and_characters_of_a_key_are_limited(engine: TTS) -> None:
@@ -192,14 +203,18 @@ def test_a_full_queue_refuses_requests_of_low_priority_first(one_slot: TTS) -> N
         assert server.metric('rejected_requests_total{reason="overload"}') == 5
 
 
-def test_a_waiting_request_is_refused_at_its_deadline(one_slot: TTS) -> None:
+def test_a_waiting_request_is_refused_at_its_deadline(
+    one_slot: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(server: RunningServer) -> None:
         async with speaking(server):
+            hasty = ServerSettings(queue_timeout_s=0.05)
+            monkeypatch.setattr(server.server.streams, "settings", hasty)
             responses = await asyncio.gather(*(post(server, priority="batch") for _ in range(2)))
             assert statuses(responses) == [503, 503]
             assert all(response.headers["retry-after"] == "1" for response in responses)
 
-    with running_server(one_slot, ServerSettings(queue_timeout_s=0.05)) as server:
+    with running_server(one_slot) as server:
         asyncio.run(act(server))
         assert server.metric('rejected_requests_total{reason="timeout"}') == 2
 

@@ -21,7 +21,6 @@ from openai import AuthenticationError, OpenAI
 from websockets.typing import Subprotocol
 
 from megakernel_tts import TTS, LivePolicy
-from tests.fakes import TIMEOUT_S
 from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until, wait_until
 
 LONG_TEXT = "A long text that is cancelled. " * 400
@@ -218,7 +217,7 @@ def test_a_client_that_does_not_read_neither_delays_others_nor_stays(
                 await silent.send(json.dumps(message))
             await until(lambda: server.metric("num_requests_running") == 1)
             body = {"input": TEXT, "response_format": "pcm"}
-            async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            async with httpx.AsyncClient() as client:
                 reply = await client.post(f"{server.url}/v1/audio/speech", json=body)
             assert np.array_equal(np.frombuffer(reply.content, "<i2"), server.speech())
             await until(lambda: server.num_streams == 0)

@@ -12,7 +12,8 @@ import pytest
 from megakernel_tts import TTS, server
 from megakernel_tts.server.keys import ApiKey
 from megakernel_tts.server.settings import ServerSettings
-from tests.server.running import TEXT, running_server
+from tests.fakes import TIMEOUT_S
+from tests.server.running import TEXT, RunningServer, running_server
 
 DAY_S = 86_400
 _STAMPS = (
@@ -27,15 +28,21 @@ def test_speech_and_limits_do_not_depend_on_the_wall_clock(
 ) -> None:
     rng, now_s = random.Random(0), time.time()
     monkeypatch.setattr(time, "time", lambda: now_s + rng.uniform(-DAY_S, DAY_S))
-    key = ApiKey(name="bot", key="secret", requests_per_minute=3)
-    settings = ServerSettings(api_keys=(key,), queue_timeout_s=1.0)
-    with running_server(engine, settings) as running:
-        url, headers = f"{running.url}/v1/audio/speech", {"X-API-Key": "secret"}
+    bot = ApiKey(name="bot", key="limited", requests_per_minute=1)
+    keys = (bot, ApiKey(name="admin", key="free"))
+    settings = ServerSettings(api_keys=keys, queue_timeout_s=TIMEOUT_S)
+
+    def post(server: RunningServer, key: str) -> httpx.Response:
         body = {"input": TEXT, "response_format": "pcm"}
-        replies = [httpx.post(url, json=body, headers=headers) for _ in range(4)]
-        assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
-        assert int(replies[-1].headers["retry-after"]) <= 20
-        for reply in replies[:3]:
+        url = f"{server.url}/v1/audio/speech"
+        return httpx.post(url, json=body, headers={"X-API-Key": key})
+
+    with running_server(engine, settings) as running:
+        assert post(running, "limited").status_code == 200
+        refused = post(running, "limited")
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) <= 60
+        for _ in range(3):
+            reply = post(running, "free")
             assert np.array_equal(np.frombuffer(reply.content, "<i2"), running.speech())
 
 

@@ -18,6 +18,7 @@ from megakernel_tts import TTS, Voice
 from megakernel_tts.server.cloning import MAX_INLINE_BYTES
 from megakernel_tts.server.openai_voices import MAX_RECORDING_BYTES
 from megakernel_tts.server.settings import ServerSettings
+from tests.fakes import TIMEOUT_S
 from tests.server.cloned_speech import (
     CONSENT,
     RECORDING,
@@ -219,7 +220,7 @@ def test_items_of_a_batch_have_voices_of_their_own(base_server: RunningServer) -
         "ref_audio": as_base64(RECORDING),
         "response_format": "pcm",
     }
-    reply = httpx.post(f"{base_server.url}/v1/audio/speech/batch", json=body, timeout=60)
+    reply = httpx.post(f"{base_server.url}/v1/audio/speech/batch", json=body)
     *spoken, failed = reply.json()["results"]
     for result, text in zip(spoken, (None, TRANSCRIPT), strict=True):
         pcm = np.frombuffer(base64.b64decode(result["audio_data"]), "<i2")
@@ -354,7 +355,7 @@ def test_cloning_delays_neither_the_event_loop_nor_the_engine(
 
     def delayed(recording: Any, text: str | None) -> Voice:
         num_waiting.release()
-        assert release.wait(60)
+        assert release.wait(TIMEOUT_S)
         return clone(recording, text)
 
     voice = base.clone(io.BytesIO(RECORDING))
@@ -364,7 +365,7 @@ def test_cloning_delays_neither_the_event_loop_nor_the_engine(
         ThreadPoolExecutor(8) as clients,
     ):
         waiting = [clients.submit(upload, server, name=f"anna-{i}") for i in range(8)]
-        assert num_waiting.acquire(timeout=60)
+        assert num_waiting.acquire(timeout=TIMEOUT_S)
         pcm_of(speak(server, voice="henry"))
         wait_until(lambda: server.server.streams.cloner._num_pending == 8)
         assert httpx.get(f"{server.url}/health").status_code == 200

@@ -17,7 +17,7 @@ from tests.fakes import TIMEOUT_S
 from tests.server.running import LOCKED, RunningServer, running_server, until
 
 TEXT = "Hello there, my friend."
-ONCE = APIConnectOptions(max_retry=0)
+ONCE = APIConnectOptions(max_retry=0, timeout=TIMEOUT_S)
 
 
 @asynccontextmanager

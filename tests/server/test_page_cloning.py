@@ -82,7 +82,7 @@ def test_a_recording_of_the_microphone_becomes_a_voice(
         await page.press("Enter")
         await page.wait_until("!document.querySelector('#recording').hidden")
         await submit(page, "Anna")
-        assert await page.run("document.querySelector('#voice').value") == "anna"
+        await page.wait_until("document.querySelector('#voice').value === 'anna'")
         await page.run("document.querySelector('#text').focus()")
         await page.type("hello ")
         await page.wait_until("window.level() > 0")

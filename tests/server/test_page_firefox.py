@@ -9,7 +9,7 @@ import pytest
 
 from tests.firefox import FirefoxPage, firefox
 from tests.server.driving import STATE, assert_in_order, finish, open_page, text_of
-from tests.server.hearing import level, pieces, record, shown_words
+from tests.server.hearing import interrupt_audio, level, pieces, record, shown_words
 from tests.server.running import RunningServer, until
 
 TEXT = "one two three four five six"
@@ -42,8 +42,7 @@ async def interrupt(page: FirefoxPage, server: RunningServer) -> None:
     aborted = server.metric('requests_success_total{finished_reason="abort"}')
     num_shown = len(await shown_words(page))
     await page.type(LONG)
-    await page.wait_until(f"window.words.length > {num_shown + 2} && window.level() > 0.05")
-    await page.press("Escape")
+    await interrupt_audio(page, f"window.words.length > {num_shown + 2} && window.level() > 0.05")
     await until(lambda: server.num_streams == 0)
     assert server.metric('requests_success_total{finished_reason="abort"}') == aborted + 1
     await page.wait_until("window.level() === 0")

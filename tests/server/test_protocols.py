@@ -60,32 +60,32 @@ def model(tts: TTS) -> Iterator[RunningServer]:
 
 def of_speech(server: RunningServer) -> NDArray[np.int16]:
     body = {"input": TEXT, "response_format": "pcm"} | SEED
-    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body)
     return np.frombuffer(reply.content, "<i2")
 
 
 def of_speech_events(server: RunningServer) -> NDArray[np.int16]:
     body = {"input": TEXT, "response_format": "pcm", "stream_format": "sse"} | SEED
-    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/v1/audio/speech", json=body)
     return np.frombuffer(_audio_of(reply.text, "audio"), "<i2")
 
 
 def of_bytes(server: RunningServer) -> NDArray[np.int16]:
     body = {"transcript": TEXT, "model_id": "sonic-3"} | SEED
-    reply = httpx.post(f"{server.url}/tts/bytes", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/tts/bytes", json=body)
     return np.frombuffer(reply.content, "<i2")
 
 
 def of_events(server: RunningServer) -> NDArray[np.int16]:
     body = {"transcript": TEXT, "model_id": "sonic-3"} | SEED
-    reply = httpx.post(f"{server.url}/tts/sse", json=body, timeout=TIMEOUT_S)
+    reply = httpx.post(f"{server.url}/tts/sse", json=body)
     return np.frombuffer(_audio_of(reply.text, "data"), "<i2")
 
 
 def of_elevenlabs(server: RunningServer) -> NDArray[np.int16]:
     voice = server.tts.info.voices and next(iter(server.tts.info.voices))
     url = f"{server.url}/v1/text-to-speech/{voice}?output_format=pcm_24000"
-    reply = httpx.post(url, json={"text": TEXT} | SEED, timeout=TIMEOUT_S)
+    reply = httpx.post(url, json={"text": TEXT} | SEED)
     return np.frombuffer(reply.content, "<i2")
 
 
@@ -139,6 +139,7 @@ class Sink(FrameProcessor):
         self.errors: list[str] = []
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
+        self.interrupted = asyncio.Event()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -150,6 +151,8 @@ class Sink(FrameProcessor):
             self.word_times_ns.append(frame.pts or 0)
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
+        elif isinstance(frame, InterruptionFrame):
+            self.interrupted.set()
         await self.push_frame(frame, direction)
 
 
@@ -211,8 +214,8 @@ async def speak(
             await running
             return sink
         await worker.queue_frames([InterruptionFrame()])
+        await asyncio.wait_for(sink.interrupted.wait(), TIMEOUT_S)
         await until(interruption.stopped)
-        await asyncio.sleep(0.2)  # Pipecat has no event for the end of an interruption
         sink.audio, sink.words = b"", []
         sink.stopped.clear()
     await turn(worker, *text.split("|"))

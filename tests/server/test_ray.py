@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from tests.server.running import TEXT, Client, pcm_of
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 CHANGE_TIMEOUT_S = 240.0
-IMMEDIATELY_S = 2.0  # less than the queue's timeout, after which a request is refused as well
 
 
 def context(*loads: float) -> Any:
@@ -89,7 +87,7 @@ class Cluster(RayCluster):
     def speak(self, **fields: Any) -> httpx.Response:
         """A request for speech."""
         body = {"input": TEXT, "response_format": "pcm"} | fields
-        return httpx.post(f"http://{self.authority}/v1/audio/speech", json=body, timeout=60)
+        return httpx.post(f"http://{self.authority}/v1/audio/speech", json=body)
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
@@ -157,11 +155,10 @@ def test_overload_is_answered_at_once(two_replicas: Cluster) -> None:
             clients = [await stack.enter_async_context(two_replicas.client()) for _ in range(3)]
             for client in clients[:2]:  # one for each replica, which is the least loaded one
                 await hold(client, "held")
-            started_s = time.monotonic()
             reply = await asyncio.to_thread(two_replicas.speak)
             await clients[2].send("refused", "Hello. ", voice={"mode": "id", "id": "alloy"})
             event = await clients[2].receive()
-            assert time.monotonic() - started_s < IMMEDIATELY_S
+            # After the queue's timeout it would be 503.
             assert reply.status_code == 429 and int(reply.headers["retry-after"]) > 0
             assert (event["type"], event["status_code"]) == ("error", 429)
         await until(lambda: two_replicas.speak().status_code == 200)  # closed sockets free slots

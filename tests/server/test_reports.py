@@ -33,7 +33,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def post(server: RunningServer, **fields: Any) -> httpx.Response:
     body = {"input": TEXT, "response_format": "pcm", "voice": "serena"} | fields
     headers = {"X-API-Key": "secret-key"}
-    return httpx.post(f"{server.url}/v1/audio/speech", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body, headers=headers)
 
 
 def test_each_request_has_a_line_at_its_end(engine: TTS, log: pytest.LogCaptureFixture) -> None:

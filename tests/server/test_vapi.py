@@ -41,10 +41,12 @@ def test_an_invalid_request_is_a_400(server: RunningServer, fields: dict[str, An
 
 
 def test_a_disconnection_stops_the_speech(server: RunningServer) -> None:
+    aborted = server.metric('requests_success_total{finished_reason="abort"}')
     body = {"message": MESSAGE | {"text": TEXT * 1000}}
     with httpx.stream("POST", f"{server.url}/vapi/voice", json=body) as reply:
         next(reply.iter_raw())
-    wait_until(lambda: server.num_streams == 0, timeout_s=5)
+    wait_until(lambda: server.num_streams == 0)
+    assert server.metric('requests_success_total{finished_reason="abort"}') == aborted + 1
 
 
 def test_the_secret_is_a_key(engine: TTS) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from megakernel_tts.server import word_times
-from tests.fakes import TIMEOUT_S
 from tests.server.running import TEXT, RunningServer
 
 HEADER, OMITTED = "x-word-timestamps", "x-word-timestamps-omitted"
@@ -15,7 +14,7 @@ HEADER, OMITTED = "x-word-timestamps", "x-word-timestamps-omitted"
 
 def speak(server: RunningServer, text: str = TEXT, **fields: Any) -> httpx.Response:
     body = {"input": text, "response_format": "pcm", "word_timestamps": True} | fields
-    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=TIMEOUT_S)
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body)
 
 
 def expected(server: RunningServer, text: str = TEXT) -> list[tuple[str, int]]:

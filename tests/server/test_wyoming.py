@@ -131,6 +131,7 @@ def test_text_in_portions_is_spoken_before_it_ends(home: WyomingServer) -> None:
     assert words_in_audio(pcm_of(home.run(use))) == [0, 1, 2, 3]
 
 
+@pytest.mark.usefixtures("pauses")
 def test_text_that_pauses_is_spoken_to_its_end(home: WyomingServer) -> None:
     async def use(client: Client) -> NDArray[np.int16]:
         await client.send(SynthesizeStart(), SynthesizeChunk("Hello there. "))
@@ -194,6 +195,7 @@ def test_an_invalid_request_is_an_error_that_ends_the_connection(
     wait_until(lambda: home.num_streams == 0)
 
 
+@pytest.mark.usefixtures("pauses")
 @pytest.mark.parametrize("live", [False, True])
 def test_a_failure_within_the_speech_is_an_error(
     home: WyomingServer, monkeypatch: pytest.MonkeyPatch, live: bool
@@ -226,7 +228,7 @@ def test_closing_the_connection_stops_the_speech(home: WyomingServer, live: bool
         assert home.num_streams == 1
 
     home.run(use)
-    wait_until(lambda: home.num_streams == 0, timeout_s=5)
+    wait_until(lambda: home.num_streams == 0)
     assert home.metric('requests_success_total{finished_reason="abort"}') == cancelled + 1
 
 

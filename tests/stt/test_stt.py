@@ -22,6 +22,7 @@ from megakernel_stt import (
 from megakernel_stt.engine.stream import Stream
 from megakernel_stt.model.random_checkpoint import Kind
 from megakernel_stt.session import EventQueue, Inbox, Packet
+from tests.fakes import TIMEOUT_S
 from tests.stt.conftest import MakeCheckpoint
 from tests.stt.sessions import RATE, ids, last_final, noise, push_in_packets
 
@@ -238,7 +239,7 @@ def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
                     finals.append(event.transcript)
         return finals
 
-    finals = asyncio.run(asyncio.wait_for(converse(), 60))
+    finals = asyncio.run(asyncio.wait_for(converse(), TIMEOUT_S))
     assert [final.seconds for final in finals] == pytest.approx([0.3, 0.6, 0.9, 0.9])
 
 

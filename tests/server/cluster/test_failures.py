@@ -4,7 +4,6 @@ import asyncio
 import gc
 import io
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,12 @@ def metric(metrics: Metrics, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def test_after_kill_9_other_streams_continue_and_the_engine_comes_back(local: TTS) -> None:
+def test_after_kill_9_other_streams_continue_and_the_engine_comes_back(
+    local: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the process ends its streams: no ping is due."""
+    monkeypatch.setattr(client, "_PING_INTERVAL_S", 1e6)
+
     async def main() -> tuple[list[AudioChunk], Finish]:
         async with simulated_cluster() as cluster:
             metrics = Metrics("simulated")
@@ -75,10 +79,8 @@ def test_after_kill_9_other_streams_continue_and_the_engine_comes_back(local: TT
             gc.collect()
             num_files = psutil.Process().num_fds()
 
-            start_s = time.monotonic()
             kill(cluster, 0)
             ended = [await speech for speech in speeches[::2]]
-            assert time.monotonic() - start_s < 1
             for _, finish in ended:
                 assert finish.reason == "error" and "cpu:0 has ended" in str(finish.error)
             assert cluster.slots == 4 and cluster.warm and cluster.running
@@ -114,7 +116,7 @@ async def speak_locally(local: TTS) -> tuple[list[AudioChunk], Finish]:
 def test_a_process_that_hangs_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers again in time is not."""
     monkeypatch.setattr(client, "_PING_INTERVAL_S", 0.1)
-    monkeypatch.setattr(client, "_MAX_MISSED_PINGS", 20)
+    monkeypatch.setattr(client, "_MAX_MISSED_PINGS", 1_000_000)
 
     async def main() -> None:
         async with simulated_cluster() as cluster:
@@ -129,7 +131,9 @@ def test_a_process_that_hangs_is_restarted(monkeypatch: pytest.MonkeyPatch) -> N
 
             sessions = [await open_session(cluster, LONG_TEXT) for _ in range(2)]
             assert kill(cluster, 0, signal.SIGSTOP) is stopped, "it was not restarted"
+            await until(lambda: stopped._num_missed >= 2)
             opening = asyncio.create_task(open_session(cluster, TEXT))
+            stopped._num_missed = client._MAX_MISSED_PINGS
             ends = [(await read_all(session))[1] for session in sessions]
             assert [finish.reason for finish in ends] == ["error", "eos"]
             assert "cpu:0 has ended" in str(ends[0].error)
@@ -204,16 +208,16 @@ def test_a_process_that_ends_before_it_has_loaded_raises() -> None:
 
 def test_closing_ends_an_engine_that_warms_up() -> None:
     async def main() -> None:
-        async with EngineCluster.start(
-            "10", TWO_PLACES[:1], 1, command=SIMULATED_ENGINE
-        ) as cluster:
-            warming = asyncio.create_task(cluster.awarmup())  # a frame takes 10 s
+        async with (
+            asyncio.timeout(None) as limit,
+            EngineCluster.start("1e6", TWO_PLACES[:1], 1, command=SIMULATED_ENGINE) as cluster,
+        ):
+            warming = asyncio.create_task(cluster.awarmup())  # a frame takes 11 days
             await asyncio.sleep(0)
+            limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT_S)
             cluster.close()
             with pytest.raises(EngineClosedError):
                 await warming
             assert not cluster.running and not cluster.warm
 
-    start_s = time.monotonic()
     asyncio.run(main())
-    assert time.monotonic() - start_s < TIMEOUT_S

@@ -38,7 +38,7 @@ from tests.server.cluster.clusters import (
 )
 from tests.server.cluster.conftest import RunningCluster
 from tests.server.failing import REASON, read_until_failure
-from tests.server.running import RunningServer, connected, pcm_of, wait_until, words_of
+from tests.server.running import RunningServer, connected, is_stopping, pcm_of, wait_until, words_of
 
 
 @asynccontextmanager
@@ -87,7 +87,7 @@ def test_contexts_of_an_engine_that_is_killed_end_with_an_error(
             simulated_cluster() as cluster,
             served(cluster, local) as server,
             connected(server) as client,
-            httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http,
+            httpx.AsyncClient(base_url=server.url) as http,
         ):
             for name in "abcd":
                 await client.send(name, LONG_TEXT)
@@ -176,7 +176,7 @@ def test_http_reports_the_engines_and_their_errors(running: RunningCluster, loca
     async def main() -> None:
         async with (
             served(running.cluster, local) as server,
-            httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client,
+            httpx.AsyncClient(base_url=server.url) as client,
         ):
             assert (await client.get("/ready")).json() == {"ready": True, "reason": None}
             assert "megakernel_tts:engines_ready{" in (await client.get("/metrics")).text
@@ -220,14 +220,14 @@ def test_the_command_serves_without_torch_and_lets_streams_finish() -> None:
         children = psutil.Process(process.pid).children()
         assert len(children) == 2
         body = {"input": TEXT * 3, "response_format": "pcm", "voice": "clara", "seed": 5}
-        with httpx.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=60) as reply:
+        with httpx.stream("POST", f"{url}/v1/audio/speech", json=body) as reply:
             parts = reply.iter_raw()
             pcm = bytearray(next(parts))
-            for one in (process.pid, *(child.pid for child in children)):
-                os.kill(one, signal.SIGTERM)  # as a service manager stops all processes
-            wait_until(lambda: "stopping" in httpx.get(f"{url}/ready").text)
             assert [uses_torch(child.pid) for child in children] == [True, True]
             assert not uses_torch(process.pid)
+            for one in (process.pid, *(child.pid for child in children)):
+                os.kill(one, signal.SIGTERM)  # as a service manager stops all processes
+            wait_until(lambda: is_stopping(url))
             for part in parts:
                 pcm += part
         assert process.wait(TIMEOUT_S) == 0
