@@ -121,13 +121,14 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
     auto load_input = [&](int, auto& sums) {
       const uint32_t* x = exchange.mlp_residual;
       EpochTags x_tags = previous_tags;
+      Phase x_phase = kDown;
       if (layer == 0) {
         if constexpr (std::is_same_v<Source, InputInPlace>)
           return;
         else
-          x = source.values, x_tags = source.epoch_tags;
+          x = source.values, x_tags = source.epoch_tags, x_phase = kInputProjection;
       }
-      load_normed_residual<S::hidden_size, NumColumns>(p, x, weight, num_columns, x_tags, kDown,
+      load_normed_residual<S::hidden_size, NumColumns>(p, x, weight, num_columns, x_tags, x_phase,
                                                        context.fragments, sums);
     };
     uint32_t* const qkv = exchange.qkv;

@@ -208,6 +208,11 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
   const int num_layers = warp_uniform(n.num_layers), num_columns = context.num_pass_columns;
   const float eps = n.eps;
   auto no_preload = [](const WideResult&) { return 0; };
+  if constexpr (InputIsExchanged) {
+    exchange_residual_scales<S::hidden_size, kMaxColumns>(
+        context, exchange.mlp_residual, tags.residual.of(0), kInputProjection, buffers.mlp_scales,
+        tags.input.of(0), eps);
+  }
 #pragma unroll 1
   for (int layer = 0; layer < num_layers; ++layer) {
     const bf16* norms = n.layer_norms + layer * kNormSize;
@@ -215,7 +220,7 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
     const uint32_t tag = context.epoch_tags.of(0), input_tag = tags.input.of(0);
 
     // qkv: q, k, v = W_qkv norm(x), to exchange.qkv.
-    if (layer > 0 || InputIsExchanged) {
+    if (layer > 0) {
       exchange_residual_scales<S::hidden_size, kMaxColumns>(context, exchange.mlp_residual,
                                                             tags.residual.of(0), kDown,
                                                             buffers.mlp_scales, input_tag, eps);
