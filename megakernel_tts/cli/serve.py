@@ -159,8 +159,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         from megakernel_tts.server.app import Server
         from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+        from megakernel_tts.server.event_loop import run_loop
         from megakernel_tts.server.logs import configure_logging
-        from megakernel_tts.server.serving import bind, run_loop
+        from megakernel_tts.server.serving import bind
     except ModuleNotFoundError as error:
         raise _missing(error, "server") from None
     configuration: Configuration = options.configuration

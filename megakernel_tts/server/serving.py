@@ -7,11 +7,10 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -130,12 +129,6 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
         ws_ping_timeout=_PING_S,
         ws_per_message_deflate=False,  # costs time, and audio hardly shrinks
     )
-
-
-def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine, which calls `serve`, on the event loop of uvicorn's choice."""
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        runner.run(main)
 
 
 async def serve(
