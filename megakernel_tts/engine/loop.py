@@ -380,7 +380,7 @@ class Loop:
             if stream.active_segment.outcome is None:  # not ended by what was delivered
                 stream.add_frames(frames, now_s)
         self.decoding.confirm_early()
-        return max(len(frames.codes) for frames in made)
+        return max(frames.codes.shape[0] for frames in made)
 
     def _isolate(self, stream: Stream, action: Callable[[Stream], object]) -> None:
         """Runs an action for one stream; an error ends that stream and no other."""
