@@ -88,6 +88,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a request without audio after this time is refused (default: 5)",
     )
     parser.add_argument(
+        "--max-connections",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="connections that may be open; requests on further ones are refused (default: 1000)",
+    )
+    parser.add_argument(
         "--voice",
         action="append",
         default=[],
@@ -287,6 +294,7 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
             pronunciations=options.pronunciations,
             max_queue=options.max_queue,
             queue_timeout=options.queue_timeout,
+            max_connections=options.max_connections,
             allowed_hosts=_allowed_hosts(options),
         )
     except ValueError as error:

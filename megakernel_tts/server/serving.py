@@ -10,6 +10,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -113,7 +114,9 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
     """
     return uvicorn.Config(
         server.app,
-        http=BoundedHttpProtocol,
+        http=partial(  # type: ignore[arg-type]
+            BoundedHttpProtocol, max_connections=server.streams.settings.max_connections
+        ),
         ssl_certfile=certificate.chain if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
         lifespan="on",
