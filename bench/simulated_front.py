@@ -9,7 +9,8 @@ from bench.simulated_engine import SIMULATED_ENGINE
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.cluster.placement import Placement
-from megakernel_tts.server.serving import authority, bind, run_loop, serve
+from megakernel_tts.server.event_loop import run_loop
+from megakernel_tts.server.serving import authority, bind, serve
 
 
 async def _serve(num_engines: int, slots: int, frame_s: float) -> None:

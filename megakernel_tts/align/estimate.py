@@ -42,7 +42,8 @@ def _spoken_seconds(words: Sequence[WrittenWord]) -> float:
 
 
 def _letters(word: str) -> float:
-    return sum(_DIGIT if char.isdigit() else _LETTER for char in word if char.isalnum())
+    num_digits = sum(map(str.isdigit, word))
+    return _DIGIT * num_digits + _LETTER * (sum(map(str.isalnum, word)) - num_digits)
 
 
 class EstimatedWordTimer:

@@ -21,7 +21,8 @@ _STARTS_UNSPACED = re.compile(f"[{UNSPACED}]")
 _TAG = re.compile(TAG)
 _OPEN_TAG = re.compile(TAG_START)
 _BREAK = re.compile(r"<break\b", re.IGNORECASE)
-_CLAUSE_END = re.compile(r"[,;:.!?…—。，、；：！？｡][\"'”’»)\]}」』）】]*$")
+_CLAUSE_ENDS = tuple(",;:.!?…—。，、；：！？｡")
+_CLOSING = "\"'”’»)]}」』）】"  # marks that may follow the end of a clause
 _INCOMPLETE_WORD = re.compile(r"\s\S*$")  # characters after a word that may belong to the next one
 _OPENS_TAG = {"<": True, "[": True, ">": False, "]": False}  # "[laugh]", "<3"; ends at a space
 
@@ -117,16 +118,18 @@ def _starts_behind_tags(match: re.Match[str]) -> Iterator[int]:
 
 
 def _written_word(text: str, start: int, stop: int) -> WrittenWord:
-    written = text[start:stop]
-    complete = _TAG.sub("", written) if "<" in written else written
-    open_tag = _OPEN_TAG.search(complete) if stop == len(text) else None
-    untagged = complete[: open_tag.start()] if open_tag else complete
+    written = untagged = text[start:stop]
+    has_break, open_tag = False, None
+    if "<" in written:
+        has_break, untagged = bool(_BREAK.search(written)), _TAG.sub("", written)
+        open_tag = _OPEN_TAG.search(untagged) if stop == len(text) else None
+        untagged = untagged[: open_tag.start()] if open_tag else untagged
     return WrittenWord(
         written,
         start,
-        spoken=any(char.isalnum() for char in untagged),
+        spoken=any(map(str.isalnum, untagged)),
         unspaced=bool(_STARTS_UNSPACED.match(untagged)),
-        ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(written)),
+        ends_clause=has_break or untagged.rstrip(_CLOSING).endswith(_CLAUSE_ENDS),
         in_tag=open_tag is not None,
     )
 
@@ -242,7 +245,8 @@ class Transcript:
         """Extends units and words by tokens whose characters were added to the text."""
         tail = self._word_starts[-1] if self._word_starts else 0
         starts = [match.start() for match in _SPOKEN_WORD.finditer(self.text, tail)]
-        starts = [start for start in starts if not self._continues(start)]
+        if self._replacements:
+            starts = [start for start in starts if not self._continues(start)]
         for token in tokens:
             if token.letter is not None and (count := bisect_right(starts, token.letter)):
                 start = starts[count - 1]
@@ -266,16 +270,18 @@ class Transcript:
         """Adds the characters of tokens to the text and classifies the tokens."""
         new_text = b"".join(tokens).decode(errors="replace")
         char_at: dict[int, int] = {}  # first byte of a character -> its index in the text
-        sounds: dict[
-            int, bool
-        ] = {}  # first byte of a letter or digit -> whether it is outside tags
-        num_bytes = 0
+        sounds: dict[int, bool] = {}  # first byte of a letter or digit -> whether outside tags
+        in_tag, num_bytes = self._in_tag, 0
         for i, char in enumerate(new_text, len(self.text)):
             char_at[num_bytes] = i
-            self._in_tag = _OPENS_TAG.get(char, self._in_tag and not char.isspace())
             if char.isalnum():
-                sounds[num_bytes] = not self._in_tag
-            num_bytes += len(char.encode())
+                sounds[num_bytes] = not in_tag
+            elif char in _OPENS_TAG:
+                in_tag = _OPENS_TAG[char]
+            elif char.isspace():
+                in_tag = False
+            num_bytes += 1 if char.isascii() else len(char.encode())
+        self._in_tag = in_tag
         self.text += new_text
         parsed: list[_Token] = []
         start = 0

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.devices import wait_for_event
 from megakernel_common.inference import in_inference_mode
 from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
 from megakernel_tts.backends.kernel_slot import KernelSlot, new_stream
@@ -349,9 +350,8 @@ class Megakernel:
     def _wait(self, num_frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
         """Waits for the launch; calls `on_last_frame` while the last frame is generated.
 
-        A thread that sleeps until the end wakes up 0.3 ms late (bench/wait.py). So the
-        host polls while more than a frame is left, and spins for the end of the last one. Both
-        release the GIL.
+        The host polls while more than a frame is left. It spins for the last one, if that is of few
+        streams: their frames are short, and so is the time to their first audio.
         """
         if self._done is None:
             on_last_frame()
@@ -360,7 +360,8 @@ class Megakernel:
             time.sleep(_POLL_INTERVAL_S)
         if not self._done.query():
             on_last_frame()
-        self._done.synchronize()
+        is_narrow = self._buffers.params.num_streams <= self._narrow_streams
+        wait_for_event(self._done, spinning=is_narrow)
 
     def _collect(self, num_streams: int, num_frames: int) -> list[NDArray[np.int64]]:
         """Each stream's frames [published, 1 + code groups]: the end reason, the codes."""

@@ -88,6 +88,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a request without audio after this time is refused (default: 5)",
     )
     parser.add_argument(
+        "--max-connections",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="connections that may be open; requests on further ones are refused (default: 1000)",
+    )
+    parser.add_argument(
         "--voice",
         action="append",
         default=[],
@@ -159,8 +166,9 @@ def run(options: argparse.Namespace) -> int:
     try:
         from megakernel_tts.server.app import Server
         from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+        from megakernel_tts.server.event_loop import run_loop
         from megakernel_tts.server.logs import configure_logging
-        from megakernel_tts.server.serving import bind, run_loop
+        from megakernel_tts.server.serving import bind
     except ModuleNotFoundError as error:
         raise _missing(error, "server") from None
     configuration: Configuration = options.configuration
@@ -286,6 +294,7 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
             pronunciations=options.pronunciations,
             max_queue=options.max_queue,
             queue_timeout=options.queue_timeout,
+            max_connections=options.max_connections,
             allowed_hosts=_allowed_hosts(options),
         )
     except ValueError as error:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.devices import wait_for_event
 from megakernel_common.inference import in_inference_mode
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
@@ -26,6 +27,7 @@ from megakernel_tts.kernels.codec import CodecKernels, load_codec_kernels
 from megakernel_tts.model.config import CodecConfig
 
 _CAPACITY = 256  # frames of a call, over all streams: a chunk of four frames of 64 streams
+_SPIN_FRAMES = 8  # of a call at most, for whose end the host spins: it takes less than 1 ms
 
 Graphs = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
 Chunk = tuple[int, NDArray[np.int64]]  # a slot and codes [frames, groups]
@@ -295,9 +297,10 @@ class CudaDecoder:
 
     def _collect(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> Samples:
         """Waits for the decoder and copies the samples of requests with frames to keep."""
+        num_frames = sum(request.num_frames for request in requests)
         if self._cuda_stream is not None:
-            self._cuda_stream.decoded.synchronize()
-        all_finite = not self._non_finite[: sum(r.num_frames for r in requests)].any()
+            wait_for_event(self._cuda_stream.decoded, spinning=num_frames <= _SPIN_FRAMES)
+        all_finite = not self._non_finite[:num_frames].any()
         samples: Samples = []
         first = 0
         for request, count in zip(requests, counts, strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.engine.work_times import WorkTimes
 
-_MARGIN = 2  # iterations before its deadline at which a stream is urgent
+_MARGIN = 2  # iterations before a chunk must be delivered at which its stream is urgent
 _MAX_POSTPONED = 8  # times in succession that prefills are postponed
 _FORCED_BUDGET = 16  # positions of a prefill that was postponed so often
 _MIN_POSITION_S = 1e-9  # avoids a division by zero where a clock stands still
@@ -23,16 +23,18 @@ class DeadlineScheduler:
         times: Predicted times of the iteration's work.
     """
 
-    def __init__(self, max_streams: int, prefill_budget: int) -> None:
+    def __init__(self, max_streams: int, prefill_budget: int, delivery_s: float) -> None:
         """Starts without measured times.
 
         Args:
             max_streams: Streams of a step.
             prefill_budget: Positions of an iteration's prefills at most.
+            delivery_s: Seconds before its deadline at which a chunk must be delivered.
         """
         self.times = WorkTimes()
         self._max_streams = max_streams
         self._prefill_budget = prefill_budget
+        self._delivery_s = delivery_s
         self._num_postponed = 0  # times in succession
 
     def choose(
@@ -51,7 +53,7 @@ class DeadlineScheduler:
         if len(movable) <= self._max_streams:
             return movable, ()
 
-        margin_s = _MARGIN * self.times.iteration_s(self._max_streams)
+        margin_s = self._margin_s(self._max_streams)
 
         def rank(stream: Stream) -> tuple[int, float]:
             deadline_s = stream.deadline_s
@@ -89,7 +91,7 @@ class DeadlineScheduler:
         slacks_s = [deadline_s - now_s for deadline_s in deadlines_s if deadline_s >= now_s]
         if not slacks_s:
             return num_frames
-        margin_s = _MARGIN * self.times.iteration_s(len(chosen))
+        margin_s = self._margin_s(len(chosen))
         return min(num_frames, max(1, int((min(slacks_s) - margin_s) / frame_s)))
 
     def shorten_chunks(self, chosen: Sequence[Stream], num_frames: int, now_s: float) -> None:
@@ -102,12 +104,12 @@ class DeadlineScheduler:
             num_frames: Frames of the step.
             now_s: Clock time in seconds.
         """
-        iteration_s = self.times.iteration_s(len(chosen))
+        iteration_s, margin_s = self.times.iteration_s(len(chosen)), self._margin_s(len(chosen))
         end_s = now_s + num_frames * self.times.frame_s(len(chosen))
         for stream in chosen:
             if stream.deadline_s < now_s or iteration_s > stream.frame_playback_s:
                 continue
-            if stream.deadline_s - end_s < _MARGIN * iteration_s:
+            if stream.deadline_s - end_s < margin_s:
                 stream.shorten_chunk(num_frames)
 
     def prefill_budget(self, movable: Sequence[Stream], now_s: float) -> int:
@@ -123,10 +125,18 @@ class DeadlineScheduler:
         deadlines_s = [s.deadline_s for s in movable if s.deadline_s >= now_s]
         budget = self._prefill_budget
         if deadlines_s:
-            margin_s = _MARGIN * self.times.iteration_s(min(len(movable), self._max_streams))
+            margin_s = self._margin_s(min(len(movable), self._max_streams))
             usable_s = max(0.0, min(deadlines_s) - now_s - margin_s)
             budget = int(min(budget, usable_s / max(self.times.position_s, _MIN_POSITION_S)))
         if not budget and self._num_postponed >= _MAX_POSTPONED:
             budget = min(_FORCED_BUDGET, self._prefill_budget)
         self._num_postponed = 0 if budget else self._num_postponed + 1
         return budget
+
+    def _margin_s(self, num_streams: int) -> float:
+        """Returns the seconds before its deadline at which a stream is urgent.
+
+        Args:
+            num_streams: Streams of a step.
+        """
+        return _MARGIN * self.times.iteration_s(num_streams) + self._delivery_s

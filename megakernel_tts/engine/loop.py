@@ -384,7 +384,7 @@ class Loop:
                 stream.add_frames(frames, now_s)
             self._pauses.pause_if_due()
         self.decoding.confirm_early()
-        return max(len(frames.codes) for frames in made)
+        return max(frames.codes.shape[0] for frames in made)
 
     def _isolate(self, stream: Stream, action: Callable[[Stream], object]) -> None:
         """Runs an action for one stream; an error ends that stream and no other."""

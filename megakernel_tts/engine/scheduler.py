@@ -39,6 +39,8 @@ class SchedulingPolicy:
         join_window_s: How long, after the first prefill, streams that begin wait for sessions that
             are being opened.
         stall_timeout_s: How long a stalled stream keeps a slot that another stream needs.
+        delivery_s: How long before its deadline a chunk is delivered at the latest: an event loop,
+            a server and its front pass it on with delays that vary by so much.
         urgent_audio_s: Seconds of audio that is not played yet, below which a stream between two
             segments gets a slot before streams that have delivered no audio.
     """
@@ -47,6 +49,7 @@ class SchedulingPolicy:
     prefill_budget_positions: int = 128
     join_window_s: float = 5e-4
     stall_timeout_s: float = 1.0
+    delivery_s: float = 5e-3
     urgent_audio_s: float = 1.0
 
 
@@ -69,7 +72,9 @@ class Scheduler:
     ) -> None:
         """Starts with no stream and all slots free."""
         self.policy = policy
-        self.deadlines = DeadlineScheduler(backend.max_streams, policy.prefill_budget_positions)
+        self.deadlines = DeadlineScheduler(
+            backend.max_streams, policy.prefill_budget_positions, policy.delivery_s
+        )
         self.clock = clock
         self.lock = threading.Lock()
         self._backend = backend

@@ -7,11 +7,11 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 
@@ -114,7 +114,9 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
     """
     return uvicorn.Config(
         server.app,
-        http=BoundedHttpProtocol,
+        http=partial(  # type: ignore[arg-type]
+            BoundedHttpProtocol, max_connections=server.streams.settings.max_connections
+        ),
         ssl_certfile=certificate.chain if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
         lifespan="on",
@@ -130,12 +132,6 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
         ws_ping_timeout=_PING_S,
         ws_per_message_deflate=False,  # costs time, and audio hardly shrinks
     )
-
-
-def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine, which calls `serve`, on the event loop of uvicorn's choice."""
-    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
-        runner.run(main)
 
 
 async def serve(

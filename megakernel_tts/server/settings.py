@@ -24,6 +24,7 @@ class ServerSettings:
         max_queue: Streams that may be open in addition to the engine's slots.
         queue_timeout_s: Seconds from the end (or a flush) of a request's text to its first audio,
             after which the request is refused.
+        max_connections: Connections that may be open at each address, WebSockets included.
         drain_timeout_s: Seconds that open streams have to finish after a stop signal.
     """
 
@@ -35,6 +36,7 @@ class ServerSettings:
     pronunciations: Pronunciations = field(default_factory=Pronunciations)
     max_queue: int = 32
     queue_timeout_s: float = 5.0
+    max_connections: int = 1000
     drain_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class ServerSettings:
             raise ValueError(f"voice_dir {self.voice_dir} is not a folder; create it.")
         if self.max_queue < 0:
             raise ValueError(f"max_queue is {self.max_queue}; it must be 0 or more.")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections is {self.max_connections}; it must be 1 or more.")
         if not self.queue_timeout_s > 0:
             raise ValueError(f"queue_timeout_s is {self.queue_timeout_s}; it must be above 0.")
 
@@ -74,6 +78,7 @@ def read_settings(
     pronunciations: Path | None,
     max_queue: int,
     queue_timeout: float,
+    max_connections: int = ServerSettings.max_connections,
     allowed_hosts: Collection[str] | None = None,
 ) -> ServerSettings:
     """Makes settings from options of these names, and reads the files that they name.
@@ -85,6 +90,7 @@ def read_settings(
         pronunciations: A file of `Pronunciations`, or None.
         max_queue: As in `ServerSettings`.
         queue_timeout: In seconds.
+        max_connections: As in `ServerSettings`.
         allowed_hosts: As in `ServerSettings`.
 
     Raises:
@@ -99,6 +105,7 @@ def read_settings(
         pronunciations=Pronunciations.load(pronunciations) if pronunciations else Pronunciations(),
         max_queue=max_queue,
         queue_timeout_s=queue_timeout,
+        max_connections=max_connections,
     )
 
 

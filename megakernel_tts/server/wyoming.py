@@ -54,6 +54,9 @@ class WyomingService:
         connections: set[asyncio.Task[None]] = set()
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if len(connections) >= streams.settings.max_connections:
+                writer.close()
+                return
             connection = asyncio.create_task(WyomingConnection(reader, writer, streams).run())
             connections.add(connection)
             connection.add_done_callback(connections.discard)

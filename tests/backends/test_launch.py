@@ -1,5 +1,6 @@
 """Launches from the host: waiting, timeouts, refused arguments and the torch operator."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -165,28 +166,34 @@ class _VirtualEvent:
         return self._num_frames >= self._over_after
 
     def synchronize(self) -> None:
-        self.calls.append("spin")
+        self.calls.append("over" if self.query() else "spin")
 
 
 @pytest.mark.parametrize(
     ("frames", "over_after", "sleeps"), [(1, 1, 0), (2, 2, 1), (8, 8, 7), (8, 3, 3)]
 )
-def test_the_host_polls_until_the_last_frame_and_spins_for_its_end(
+@pytest.mark.parametrize(
+    ("num_streams", "end"), [(MAX_STREAMS, ["spin"]), (MAX_STREAMS + 1, ["sleep", "over"])]
+)
+def test_the_host_polls_until_the_last_frame_and_spins_for_its_end_if_streams_are_few(
     comparison: MakeComparison,
     monkeypatch: pytest.MonkeyPatch,
     frames: int,
     over_after: int,
     sleeps: int,
+    num_streams: int,
+    end: list[str],
 ) -> None:
     """Any stream may publish the frame; a launch that ends early ends the wait."""
     kernel = comparison("0b6").kernel
     event = _VirtualEvent(kernel, over_after)
-    monkeypatch.setattr("megakernel_tts.backends.megakernel.time.sleep", event.sleep)
+    monkeypatch.setattr(time, "sleep", event.sleep)
     monkeypatch.setattr(kernel, "_done", event)
     kernel._buffers.num_published[:] = 0
+    kernel._buffers.params.num_streams = num_streams
     kernel._wait(frames, lambda: event.calls.append("last frame"))
-    last = ["last frame"] if over_after == frames else []
-    assert event.calls == ["sleep"] * sleeps + last + ["spin"]
+    last = ["last frame", *end] if over_after == frames else ["over"]
+    assert event.calls == ["sleep"] * sleeps + last
 
 
 def test_pending_codes_are_reported_for_a_single_launch_only(comparison: MakeComparison) -> None:

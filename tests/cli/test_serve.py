@@ -256,6 +256,7 @@ def test_traces_need_the_extra(
         (["--host", "0.0.0.0"], "reach 0.0.0.0; give api-key-file"),
         (["--api-key-file", "{keys}", "--no-auth"], "contradict"),
         (["--max-queue", "-1"], "max_queue"),
+        (["--max-connections", "0"], "max_connections"),
         (["--config", "{port}"], "from 0 to 65535"),
         (["--voice", "anna"], "NAME=FILE"),
         (["--voice-dir", "{keys}"], "not a folder"),

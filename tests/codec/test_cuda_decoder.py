@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -306,3 +307,23 @@ def test_rounds_fill_the_capacity_in_order() -> None:
     ]
     slot_1 = np.concatenate([codes for chunks in made for slot, codes in chunks if slot == 1])
     assert slot_1[:, 0].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(("num_frames", "spinning"), [(8, True), (9, False)])
+def test_the_host_spins_for_a_call_of_few_frames(
+    decoder: CudaDecoder, monkeypatch: pytest.MonkeyPatch, num_frames: int, spinning: bool
+) -> None:
+    """A call of more frames takes longer than a millisecond."""
+    codes = some_codes(num_frames, 0).numpy()
+    requests = [
+        PendingDecodeRequest(slot, part, part[:0])
+        for slot, part in enumerate((codes[:4], codes[4:]))
+    ]
+    waits: list[tuple[object, bool]] = []
+    monkeypatch.setattr(
+        "megakernel_tts.codec.cuda_decoder.wait_for_event",
+        lambda event, *, spinning: waits.append((event, spinning)),
+    )
+    monkeypatch.setattr(decoder, "_cuda_stream", SimpleNamespace(decoded="decoded"))
+    decoder._collect(requests, [request.num_frames for request in requests])
+    assert waits == [("decoded", spinning)]

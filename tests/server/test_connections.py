@@ -26,6 +26,7 @@ from megakernel_tts import TTS
 from megakernel_tts.server import connections, http, serving
 from megakernel_tts.server.connections import BoundedHttpProtocol, PingedWebSocketProtocol
 from megakernel_tts.server.serving import Certificate, uvicorn_config
+from megakernel_tts.server.settings import ServerSettings
 from tests.fakes import TIMEOUT_S
 from tests.server.running import (
     TEXT,
@@ -303,6 +304,21 @@ def test_idle_connections_do_not_delay_others(server: RunningServer) -> None:
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_connections_beyond_the_bound_are_refused(engine: TTS) -> None:
+    with running_server(engine, ServerSettings(max_connections=2)) as server:
+        with shake_hands(server), shake_hands(server):
+            refused = httpx.get(f"{server.url}/version")
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "too_many_connections"
+            assert refused.headers["connection"] == "close" and refused.headers["retry-after"]
+            with connect(server) as further:
+                further.sendall(HANDSHAKE)
+                assert further.recv(1 << 12).startswith(b"HTTP/1.1 503")
+                assert is_closed(further)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+        wait_until(lambda: httpx.get(f"{server.url}/version").status_code == 200)
 
 
 @pytest.fixture(scope="module")

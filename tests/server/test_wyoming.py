@@ -417,6 +417,18 @@ def test_the_service_is_announced_in_the_network(engine: TTS) -> None:
         assert found.port == listener.getsockname()[1]
 
 
+def test_connections_beyond_the_bound_are_closed(engine: TTS) -> None:
+    with serving(engine, ServerSettings(max_connections=1)) as server:
+
+        async def use(client: Client) -> Event | None:
+            await client.send(Ping())
+            await client.until(Pong)
+            async with Client(server.host, server.port) as further:
+                return await further.read_event()
+
+        assert server.run(use) is None
+
+
 def test_an_invalid_name_is_refused() -> None:
     with bind("127.0.0.1", 0) as listener, pytest.raises(ValueError, match="zeroconf"):
         WyomingService(listener, "a" * 70)

@@ -12,13 +12,14 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts import AudioChunk
+from megakernel_tts import AudioChunk, Word
 
 RING_BYTES = 128 << 10  # 32 frames at 24 kHz
 
 # Position of the record, index of its first frame, its segment, frames, codes of a frame, samples,
 # their rate.
 _HEADER = struct.Struct("<QQIIIII")
+_CODE, _SAMPLE = np.dtype("<i8"), np.dtype("<i2")
 
 
 def create_memory(num_rings: int) -> int:
@@ -69,19 +70,20 @@ class RingWriter:
         num_frames, num_groups = chunk.codes.shape
         sizes = num_frames, num_groups, len(chunk.pcm), chunk.sample_rate
         header = _HEADER.pack(self.position, chunk.frame, chunk.segment, *sizes)
-        record = b"".join(
-            (header, chunk.codes.astype("<i8").tobytes(), chunk.pcm.astype("<i2").tobytes())
-        )
-        if len(record) > len(self._ring) - self.num_unread:
+        codes, pcm = chunk.codes.astype(_CODE, copy=False), chunk.pcm.astype(_SAMPLE, copy=False)
+        parts = header, codes.tobytes(), pcm.tobytes()
+        size = sum(map(len, parts))
+        if size > len(self._ring) - self.num_unread:
             raise ValueError(
-                f"A chunk of {num_frames} frames takes {len(record):,} bytes, and the ring of its "
+                f"A chunk of {num_frames} frames takes {size:,} bytes, and the ring of its "
                 f"stream has {len(self._ring) - self.num_unread:,} left; use smaller chunks."
             )
-        start = self.position % len(self._ring)
-        head = min(len(record), len(self._ring) - start)
-        self._ring[start : start + head] = record[:head]
-        self._ring[: len(record) - head] = record[head:]
-        self.position += len(record)
+        for part in parts:
+            start = self.position % len(self._ring)
+            head = min(len(part), len(self._ring) - start)
+            self._ring[start : start + head] = part[:head]
+            self._ring[: len(part) - head] = part[head:]
+            self.position += len(part)
 
     def release(self, position: int) -> None:
         """Frees what lies before the reader's position."""
@@ -104,8 +106,11 @@ class RingReader:
         self.position = 0
         self._ring = ring
 
-    def read(self) -> AudioChunk:
-        """Takes the next chunk, without words; the writer must have announced it.
+    def read(self, words: tuple[Word, ...]) -> AudioChunk:
+        """Takes the next chunk; the writer must have announced it.
+
+        Args:
+            words: Of the chunk.
 
         Raises:
             ValueError: The memory does not hold a record of the writer.
@@ -119,14 +124,15 @@ class RingReader:
         self.position += _HEADER.size
         content = self._copy(num_bytes)
         self.position += num_bytes
-        codes: NDArray[np.int64] = np.frombuffer(content, "<i8", num_codes)
-        pcm: NDArray[np.int16] = np.frombuffer(content, "<i2", num_samples, 8 * num_codes)
+        codes: NDArray[np.int64] = np.frombuffer(content, _CODE, num_codes)
+        pcm: NDArray[np.int16] = np.frombuffer(content, _SAMPLE, num_samples, 8 * num_codes)
         codes = codes.reshape(num_frames, num_groups)
-        return AudioChunk(pcm, sample_rate, codes, frame, segment=segment)
+        return AudioChunk(pcm, sample_rate, codes, frame, words, segment)
 
     def _copy(self, size: int) -> bytearray:
         """Copies the next bytes, which the ring may divide into two parts."""
         start = self.position % len(self._ring)
         content = bytearray(self._ring[start : start + size])
-        content += self._ring[: size - len(content)]
+        if len(content) < size:
+            content += self._ring[: size - len(content)]
         return content

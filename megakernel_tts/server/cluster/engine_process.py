@@ -43,6 +43,7 @@ from megakernel_tts.server.cluster.messages import (
 )
 from megakernel_tts.server.cluster.served_stream import ServedStream, describe_error
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
+from megakernel_tts.server.event_loop import run_loop
 from megakernel_tts.server.failures import FailureLog
 from megakernel_tts.server.logs import configure_logging
 
@@ -67,7 +68,7 @@ def serve(load: Loader) -> None:
     os.set_inheritable(channel, False)  # of a compiler, which could keep it open
     rings = map_rings(memory)
     os.close(memory)
-    asyncio.run(_serve(socket.socket(fileno=channel), rings, load))
+    run_loop(_serve(socket.socket(fileno=channel), rings, load))
 
 
 async def _serve(end: socket.socket, rings: list[memoryview], load: Loader) -> None:

@@ -27,6 +27,7 @@ from megakernel_tts.server.logs import LogFormat
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
 _SIZES = struct.Struct("<II")  # of the fields and of the body that follow
+_ENCODER = json.JSONEncoder(default=vars, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,7 @@ def encode(message: Message) -> bytes:
     """Returns the bytes of a message."""
     fields = {"type": type(message).__name__, **vars(message)}
     body = fields.pop("body", b"")
-    content = json.dumps(fields, default=vars).encode()
+    content = _ENCODER.encode(fields).encode()
     return _SIZES.pack(len(content), len(body)) + content + body
 
 
@@ -380,7 +381,7 @@ def take(buffer: bytearray) -> Message | None:
     end = body_start + body_size
     if len(buffer) < end:
         return None
-    fields = json.loads(buffer[_SIZES.size : body_start])
+    fields = json.loads(buffer[_SIZES.size : body_start].decode())
     if body_size:
         fields["body"] = bytes(buffer[body_start:end])
     del buffer[:end]

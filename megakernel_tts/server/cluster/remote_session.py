@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 
 from megakernel_tts import AudioChunk, Finish, TextError
 from megakernel_tts.server.cluster.audio_ring import RingReader
@@ -108,7 +107,7 @@ class RemoteSession:
                 continue
             event = self._events.popleft()
             if isinstance(event, Chunk):
-                chunk = replace(self._reader.read(), words=event.words)
+                chunk = self._reader.read(event.words)
                 self._send(Release(self._number, self._reader.position))
                 yield chunk
             else:

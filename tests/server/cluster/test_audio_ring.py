@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megakernel_tts import AudioChunk
+from megakernel_tts import AudioChunk, Word
 from megakernel_tts.server.cluster.audio_ring import (
     RING_BYTES,
     RingReader,
@@ -15,6 +15,8 @@ from megakernel_tts.server.cluster.audio_ring import (
     create_memory,
     map_rings,
 )
+
+WORDS = (Word("hello", 0.5, None, False),)
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def make_chunk(num_frames: int, num_samples: int, frame: int = 0) -> AudioChunk:
 
 
 def assert_equal(read: AudioChunk, written: AudioChunk) -> None:
-    assert (read.frame, read.segment, read.words) == (written.frame, written.segment, ())
+    assert (read.frame, read.segment, read.words) == (written.frame, written.segment, WORDS)
     assert read.sample_rate == written.sample_rate
     for ours, theirs in ((read.pcm, written.pcm), (read.codes, written.codes)):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
@@ -60,7 +62,7 @@ def test_chunks_are_read_as_they_were_written_wherever_the_ring_wraps(
     unread: deque[AudioChunk] = deque()
 
     def read() -> None:
-        assert_equal(reader.read(), unread.popleft())
+        assert_equal(reader.read(WORDS), unread.popleft())
         writer.release(reader.position)
 
     for i, step in enumerate(steps):
@@ -91,7 +93,7 @@ def test_a_full_ring_refuses_a_chunk_and_keeps_what_it_holds(
     with pytest.raises(ValueError, match=r"8 frames takes 31,\d+ bytes, and .* has 3,952 left"):
         writer.write(make_chunk(8, 8 * 1920))
     for chunk in chunks:
-        assert_equal(reader.read(), chunk)
+        assert_equal(reader.read(WORDS), chunk)
 
 
 def test_rings_are_apart(mappings: tuple[list[memoryview], list[memoryview]]) -> None:
@@ -103,7 +105,7 @@ def test_rings_are_apart(mappings: tuple[list[memoryview], list[memoryview]]) ->
         for writer, chunk in zip(writers, chunks, strict=True):
             writer.write(chunk)
         for writer, reader, chunk in zip(writers, readers, chunks, strict=True):
-            assert_equal(reader.read(), chunk)
+            assert_equal(reader.read(WORDS), chunk)
             writer.release(reader.position)
 
 
@@ -112,19 +114,19 @@ def test_memory_without_a_record_is_refused(
 ) -> None:
     writer, reader = RingWriter(mappings[0][0]), RingReader(mappings[1][0])
     writer.write(make_chunk(1, 1920))
-    reader.read()
+    reader.read(WORDS)
     with pytest.raises(ValueError, match="holds no record"):
-        reader.read()
+        reader.read(WORDS)
     mappings[0][0][:] = b"\xff" * RING_BYTES
     with pytest.raises(ValueError, match="holds no record"):
-        RingReader(mappings[1][0]).read()
+        RingReader(mappings[1][0]).read(WORDS)
 
 
 def test_what_was_read_is_a_copy(mappings: tuple[list[memoryview], list[memoryview]]) -> None:
     writer, reader = RingWriter(mappings[0][0]), RingReader(mappings[1][0])
     first = make_chunk(12, 12 * 1920)
     writer.write(first)
-    read = reader.read()
+    read = reader.read(WORDS)
     mappings[0][0][:] = bytes(RING_BYTES)
     assert_equal(read, first)
     read.pcm[:] = 0  # a program may process the samples in place
