@@ -360,12 +360,40 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     assert grad.isfinite().all() and (grad != 0).any(1).all()
 
 
+def tone(hertz: float, shift: float = 0.0) -> torch.Tensor:
+    """Half a second of a sine [1, samples] with a level of -23 dBFS; shift in periods."""
+    seconds = torch.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
+    return 0.1 * torch.sin(2 * torch.pi * (hertz * seconds + shift))[None]
+
+
 def test_the_distance_of_spectra_depends_on_the_phases_of_low_frequencies_only() -> None:
-    angles = 2 * torch.pi / SAMPLE_RATE * torch.arange(SAMPLE_RATE // 2)[None]
-    low, high = 0.1 * torch.sin(300 * angles), 0.1 * torch.sin(3000 * angles)
-    spectra = Spectra(torch.device("cpu"))
+    low, high, spectra = tone(300), tone(3000), Spectra(torch.device("cpu"))
     assert spectra.distance(high - low, low + high) > 3
-    assert spectra.complex_distance(low - high, low + high) < 0.1
+    assert spectra.phase_distance(low - high, low + high) < 0.1
+
+
+def test_the_distance_of_phases_does_not_depend_on_the_decoded_level() -> None:
+    spectra, wave = Spectra(torch.device("cpu")), tone(120) + tone(360)
+    for decibels in (-14, 0, 14):
+        gain = 10 ** (decibels / 20)
+        assert spectra.phase_distance(gain * wave, wave).abs() < 1e-3
+        quarter = spectra.phase_distance(gain * (tone(120, 0.25) + tone(360, 0.25)), wave)
+        assert quarter == pytest.approx(2, abs=0.1)  # of two resolutions
+    decoded = (0.5 * tone(120, 0.2) + 0.5 * tone(360, 0.1)).requires_grad_()
+    (grad,) = torch.autograd.grad(spectra.phase_distance(decoded, wave), decoded)
+    along = (grad * decoded).sum().detach()  # the change with the level
+    assert along.abs() < 0.02 * grad.norm() * decoded.norm()
+
+
+def test_the_gradient_of_phases_is_finite_at_silence_and_makes_it_like_the_recording() -> None:
+    spectra, wave = Spectra(torch.device("cpu")), tone(120)
+    decoded = torch.zeros_like(wave).requires_grad_()
+    (grad,) = torch.autograd.grad(spectra.phase_distance(decoded, wave), decoded)
+    assert F.cosine_similarity(-grad, wave) > 0.8
+    assert grad.abs().max() < 1  # without a floor 280
+    silence = torch.zeros_like(wave)
+    (grad,) = torch.autograd.grad(spectra.phase_distance(decoded, silence), decoded)
+    assert not grad.any()
 
 
 def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
