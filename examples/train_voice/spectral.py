@@ -10,7 +10,7 @@ from torch import Tensor
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
-_PHASE_SIZES, _PHASE_TOP_HZ, _PHASE_WEIGHT = (1024, 512), 1000, 1.5
+_PHASE_SIZES, _PHASE_TOP_HZ, _PHASE_WEIGHT = (1024, 512), 1000, 3.0
 _PHASE_FLOOR = 0.1  # least magnitude in the distance of phases, relative to the recording's
 
 
@@ -76,15 +76,13 @@ class Spectra:
         return total + _PHASE_WEIGHT * self.phase_distance(decoded, target)
 
     def phase_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Distance of phases up to 1 kHz: 0 for equal ones, about 2 for phases by chance.
+        """Distance of phases up to 1 kHz: 0 if all are equal, about 2 if they are independent.
 
-        It is 1 minus the cosine of the phase difference, weighted by the target's magnitude (the
-        negative log-likelihood of von Mises distributions with these concentrations), summed over
-        two resolutions. Distances of magnitudes leave the codec no reason to encode the phases of
-        the harmonics, without which voiced speech is not periodic. A distance of complex spectra
-        would make quieter what has an unknown phase; this one depends on no decoded magnitude
-        above the floor.
+        The sum over two resolutions of 1 minus the cosine of the phase difference, weighted by the
+        target's magnitude. It does not depend on decoded magnitudes above the floor: a distance of
+        complex spectra makes sounds quieter whose phases the decoder does not know.
         """
+        # Magnitudes alone are no reason to encode the phases that periodic speech needs.
         total = decoded.new_zeros(())
         for size in _PHASE_SIZES:
             bins = _PHASE_TOP_HZ * size // 24_000 + 1
