@@ -1,9 +1,8 @@
 """Runs the stages that need a GPU, each in a process of its own with a log, and times them.
 
 With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
-`vocoder` on the second one. All stages together take less than 30 minutes, so that with two GPUs
-these and `codec` have more time. Trainings and `synthesis` continue where an earlier run was
-stopped.
+`vocoder` on the second one. These two and `codec` have more time then; all stages together take
+less than 30 minutes. Trainings and `synthesis` continue where an earlier run was stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
