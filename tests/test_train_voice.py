@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from examples.train_voice import (
     codec,
@@ -28,26 +27,17 @@ from examples.train_voice import (
     vocoder,
 )
 from examples.train_voice.dialogue import Dataset
-from examples.train_voice.discriminators import (
-    Discriminators,
-    adversarial_loss,
-    discriminator_loss,
-    feature_loss,
-)
 from examples.train_voice.layout import CODES, TINY, Work, write_folder
-from examples.train_voice.operations import conv, snake, transposed
 from examples.train_voice.own_codes import OwnCodes
 from examples.train_voice.phonemes import LANGUAGES, PHONES, VOICES
 from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
 from examples.train_voice.replies import Replies
-from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
 from examples.train_voice.synthesis import SHARD, shard_files, shorten_corpus, synthesise
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
 from megakernel_tts import TTS, Sampling
-from megakernel_tts.codec import weights as w
 from tests.fakes import TIMEOUT_S
 
 ROOT = Path(__file__).parent.parent
@@ -274,118 +264,27 @@ def test_commands_train_a_checkpoint_that_speaks(tmp_path: Path) -> None:
     run("truth", str(work), str(tmp_path / "truth.json"))
 
 
-@pytest.mark.parametrize(
-    ("out", "kernel", "dilation", "stride", "groups", "replicate"),
-    [
-        (7, 7, 3, 1, 1, False),
-        (4, 1, 1, 1, 1, False),
-        (6, 8, 1, 4, 1, False),
-        (5, 7, 1, 1, 5, False),
-        (6, 4, 1, 2, 1, True),
-    ],
-)
-def test_convolutions_and_their_gradients_match_torch(
-    out: int, kernel: int, dilation: int, stride: int, groups: int, replicate: bool
-) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).requires_grad_()
-
-    x, weight, bias = draw(2, 24, 5), draw(out, 5 // groups, kernel), draw(out)
-    y = conv(x, w.Conv(weight, bias, stride, dilation, groups), replicate=replicate)
-    left = (kernel - 1) * dilation - (stride - 1)
-    padded = F.pad(x.mT, (left, 0), mode="replicate" if replicate else "constant")
-    expected = F.conv1d(padded, weight, bias, stride, dilation=dilation, groups=groups).mT
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
-    grad = draw(*y.shape)
-    actual_grads = torch.autograd.grad(y, (x, weight, bias), grad)
-    expected_grads = torch.autograd.grad(expected, (x, weight, bias), grad)
-    torch.testing.assert_close(actual_grads, expected_grads, rtol=0, atol=1e-4)
-
-
-def test_transposed_convolutions_and_snakes_match_torch() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 24, 5, generator=generator).requires_grad_()
-    for kernel, stride in ((2, 2), (8, 4)):
-        weight, bias = torch.randn(5, 3, kernel, generator=generator), torch.randn(3)
-        y = transposed(x, w.Conv(weight, bias, stride))
-        expected = F.conv_transpose1d(x.mT, weight, bias, stride)[..., : 24 * stride].mT
-        torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
-    alpha, beta = (torch.randn(5, generator=generator).requires_grad_() for _ in range(2))
-    y = snake(x, w.Snake(alpha, beta))
-    expected = x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)
-    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
-    grad = torch.randn(y.shape, generator=generator)
-    actual_grads = torch.autograd.grad(y, (x, alpha, beta), grad)
-    expected_grads = torch.autograd.grad(expected, (x, alpha, beta), grad)
-    torch.testing.assert_close(actual_grads, expected_grads, rtol=0, atol=1e-3)
-
-
-def test_a_shortened_decoder_gives_the_end_of_the_whole_waveform(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    work = Work(tmp_path)
-    write_folder(work.voice, *train_tokenizer(["a b c."] * 40), TINY)
-    model = codec_model.CodecModel(work.codec_config(), torch.device("cpu"))
-    model.calibrate(0.1 * torch.randn(2, 8 * FRAME))
-    q, wave = torch.randn(2, 8, TINY.codebook), torch.randn(2, 8 * FRAME)
-    whole = model.decoder(q)
-    decoded, target = model.decode_part(q, wave, at_start=False)
-    torch.testing.assert_close(decoded, whole[:, -2 * FRAME :], rtol=1e-4, atol=1e-5)
-    assert torch.equal(target, wave[:, -2 * FRAME :])
-    decoded, target = model.decode_part(q, wave, at_start=True)
-    torch.testing.assert_close(decoded, whole[:, : 2 * FRAME], rtol=1e-4, atol=1e-5)
-    assert torch.equal(target, wave[:, : 2 * FRAME])
-
-
-def test_discriminators_learn_to_tell_waveforms_apart() -> None:
-    torch.manual_seed(0)
-    time = torch.arange(7680) / 24_000
-    real = torch.sin(2 * torch.pi * 220 * time).repeat(2, 1)
-    fake = (real + 0.05 * torch.randn_like(real)).requires_grad_()
-    discriminators = Discriminators(Spectra(torch.device("cpu")), channels=4)
-    optimizer = torch.optim.Adam(discriminators.parameters(), lr=3e-3)
-    losses: list[float] = []
-    for _ in range(12):
-        loss = discriminator_loss(discriminators(real), discriminators(fake.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-    output_real, output_fake = discriminators(real), discriminators(fake)
-    assert feature_loss(output_real, output_real).item() == 0
-    assert feature_loss(output_real, output_fake).item() > 0.01
-    (grad,) = torch.autograd.grad(adversarial_loss(output_fake), fake)
-    assert grad.isfinite().all() and (grad != 0).any(1).all()
-
-
-def test_the_distance_of_spectra_depends_on_the_phases_of_low_frequencies_only() -> None:
-    angles = 2 * torch.pi / SAMPLE_RATE * torch.arange(SAMPLE_RATE // 2)[None]
-    low, high = 0.1 * torch.sin(300 * angles), 0.1 * torch.sin(3000 * angles)
-    spectra = Spectra(torch.device("cpu"))
-    assert spectra.distance(high - low, low + high) > 3
-    assert spectra.complex_distance(low - high, low + high) < 0.1
+def write_shards(work: Work, marks: np.ndarray, speakers: np.ndarray) -> None:
+    """Writes recordings of three frames for each text; all samples of a text are its mark."""
+    work.write_corpus([("clara", "a")] * len(marks))
+    work.recordings.mkdir()
+    for i, shard in enumerate(shard_files(work)):
+        texts = np.arange(len(marks))[i * SHARD : (i + 1) * SHARD]
+        np.savez(
+            shard,
+            wave=np.repeat(marks[texts], 3 * FRAME).astype(np.int16),
+            phones=np.zeros((3 * len(texts), 2), np.uint8),
+            words=np.zeros((3 * len(texts), 2), np.int16),
+            frames=np.full(len(texts), 3),
+            text=texts,
+            speaker=speakers[texts],
+        )
 
 
 def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
-    work, num_texts = Work(tmp_path), 2 * HELD_OUT_INTERVAL + 10
-    work.write_corpus([("clara", "a")] * num_texts)
-    work.recordings.mkdir()
-    texts = np.arange(num_texts)
-    frames = np.full(num_texts, 3)
-    marks = np.repeat(np.where(texts % HELD_OUT_INTERVAL == 0, 1000, 0), 3 * FRAME)
-    for i, shard in enumerate(shard_files(work)):
-        chosen = texts // SHARD == i
-        np.savez(
-            shard,
-            wave=marks[np.repeat(chosen, 3 * FRAME)].astype(np.int16),
-            phones=np.zeros((3 * chosen.sum(), 2), np.uint8),
-            words=np.zeros((3 * chosen.sum(), 2), np.int16),
-            frames=frames[chosen],
-            text=texts[chosen],
-            speaker=np.zeros(chosen.sum(), np.int64),
-        )
+    work, texts = Work(tmp_path), np.arange(2 * HELD_OUT_INTERVAL + 10)
+    marks = np.where(texts % HELD_OUT_INTERVAL == 0, 1000, 0)
+    write_shards(work, marks, np.zeros_like(texts))
     recordings = Recordings(work, torch.device("cpu"))
     recordings.wait()
     assert recordings.complete
@@ -393,6 +292,18 @@ def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
     assert not wave.any()
     whole, _ = recordings.whole(recordings.held_out)
     assert whole.shape[0] == 3 and (whole > 0).all()
+
+
+def test_crops_of_the_low_voice_are_drawn_most_often(tmp_path: Path) -> None:
+    """Recordings of two voices, one as long as the other; the samples tell which one it is."""
+    work, texts = Work(tmp_path), np.arange(200)
+    is_low = texts >= 100
+    low, high = (list(VOICES).index(name) for name in ("henry", "clara"))
+    write_shards(work, np.where(is_low, 1000, -1000), np.where(is_low, low, high))
+    recordings = Recordings(work, torch.device("cpu"))
+    recordings.wait()
+    wave, _ = recordings.crops(2000, 2, np.random.default_rng(0))
+    assert (wave[:, 0] > 0).float().mean() == pytest.approx(2 / 3, abs=0.05)
 
 
 def test_the_corpus_ends_before_the_first_missing_shard(tmp_path: Path) -> None:

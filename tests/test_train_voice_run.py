@@ -1,5 +1,6 @@
 """The order in which the stages of the voice recipe run, and what happens when one fails."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,19 @@ class Simulated:
         self._owner.events.append(("terminate", self._name))
 
 
-def recipe(folder: Path) -> list[Stage]:
-    return stages(Work(folder), folder / "teacher", 1.0)
+def recipe(folder: Path, num_gpus: int = 2) -> list[Stage]:
+    return stages(Work(folder), folder / "teacher", num_gpus)
+
+
+def minutes(stage: Stage) -> float:
+    """The time that a stage's command sets; a minute for the stages whose time is not set."""
+    options = dict(itertools.pairwise(stage.command))
+    return float(options.get("--minutes", 1.0))
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_gpus: int) -> None:
-    simulated, all_stages = Stages(), recipe(tmp_path)
+    simulated, all_stages = Stages(), recipe(tmp_path, num_gpus)
     seconds = run_stages(
         all_stages,
         simulated.start,
@@ -71,6 +78,16 @@ def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_
     assert simulated.index("start", "codec") < simulated.index("end", "synthesis")
     is_beside = simulated.index("start", "vocoder") < simulated.index("end", "codes")
     assert is_beside == (num_gpus == 2)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_all_stages_take_less_than_half_an_hour(tmp_path: Path, num_gpus: int) -> None:
+    """Of the stages that do not wait for each other the slower one counts."""
+    end = dict[str, float]()
+    for stage in recipe(tmp_path, num_gpus):
+        before = list(end) if num_gpus == 1 and stage.name != "codec" else stage.after
+        end[stage.name] = minutes(stage) + max((end[name] for name in before), default=0)
+    assert 25 < max(end.values()) < 30
 
 
 def test_a_stage_that_fails_ends_the_others(tmp_path: Path) -> None:

@@ -36,14 +36,24 @@ def test_frames_are_labelled_with_phones_and_words() -> None:
     edges = np.linspace(0.5, 0.5 + 0.08 * len(phonemes), len(phonemes) + 1)
     audio = np.ones(round((edges[-1] + 1) * SAMPLE_RATE), np.float32)
     speech = TeacherSpeech(audio, phonemes, edges[:-1], edges[1:]).trimmed()
-    assert speech.starts[0] == pytest.approx(0.06)
+    assert speech.starts[0] == pytest.approx(0.16)
     samples, phones, words = speech.frames(spans)
     assert len(samples) == len(words) * FRAME and samples.dtype == np.int16
-    names = [PHONES[i] for i in phones[:8, 0]]  # at 1/4 of a frame; 60 ms of silence precede
-    assert names == ["pause", "a", "b", "pause", "k", "pause", "pause", "d"]
+    names = [PHONES[i] for i in phones[:9, 0]]  # at 1/4 of a frame; 160 ms of silence precede
+    assert names == ["pause", "pause", "a", "b", "pause", "k", "pause", "pause", "d"]
     spoken = [word for word in dict.fromkeys(words.flatten().tolist()) if word >= 0]
     assert spoken == [0, 1, 2] and (words[-1] == -1).all()
-    assert speech.word_starts(spans) == pytest.approx([0.06, 0.30, 0.54])
+    assert speech.word_starts(spans) == pytest.approx([0.16, 0.40, 0.64])
+
+
+def test_silence_that_is_missing_before_speech_is_added() -> None:
+    audio = np.ones(SAMPLE_RATE, np.float32)
+    whole = TeacherSpeech(audio, "ab", np.array([0.1, 0.2]), np.array([0.2, 0.3]))
+    speech = whole.trimmed()
+    assert speech.starts.tolist() == pytest.approx([0.16, 0.26])
+    added = round(0.06 * SAMPLE_RATE)
+    assert not speech.audio[:added].any() and speech.audio[added:].all()
+    assert len(speech.audio) == pytest.approx((0.16 + 0.2 + 0.16) * SAMPLE_RATE, abs=1)
 
 
 def test_recordings_have_one_level_and_no_peak() -> None:

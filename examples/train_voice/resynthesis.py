@@ -43,14 +43,19 @@ class Resynthesis:
         self._spectra = Spectra(model.quantizer.books.device)
 
     def measure(self) -> dict[str, float]:
-        """Mean distance of log-mels, and how many entries of the codebooks are used effectively."""
+        """Mean distances of log-mels and, for each voice, of phases; entries in effective use."""
         distances: list[Tensor] = []
+        phases: dict[str, list[float]] = {}
         of_predicted: list[Tensor] = []
         found: list[Tensor] = []
+        names, speakers = list(VOICES), np.concatenate(self._recordings.tables["speaker"])
         for utterance in self._recordings.held_out[:_NUM_MEASURED]:
             original, codes, predicted = self._read(utterance)
             found.append(codes)
-            distances.append(self._spectra.mel_distance(self._decode(codes), original))
+            decoded = self._decode(codes)
+            distances.append(self._spectra.mel_distance(decoded, original))
+            phase = float(self._spectra.phase_distance(decoded, original))
+            phases.setdefault(names[speakers[utterance]], []).append(phase)
             if predicted is not None:
                 decoded = self._decode(predicted)
                 of_predicted.append(self._spectra.mel_distance(decoded, original))
@@ -61,6 +66,7 @@ class Resynthesis:
             "held_perplexity_0": used[0],
             "held_perplexity_rest": float(np.mean(used[1:])),
             "held_perplexity_least": min(used),
+            **{f"held_phase_{name}": float(np.mean(each)) for name, each in phases.items()},
         }
         if of_predicted:
             values["held_predicted_mel"] = float(torch.stack(of_predicted).mean())

@@ -1,7 +1,8 @@
 """Runs the stages that need a GPU, each in a process of its own with a log, and times them.
 
 With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
-`vocoder` on the second one. Trainings and `synthesis` continue where an earlier run was stopped.
+`vocoder` on the second one. These two and `codec` have more time then; all stages together take
+less than 30 minutes. Trainings and `synthesis` continue where an earlier run was stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
@@ -21,6 +22,10 @@ from typing import Protocol
 from examples.train_voice.layout import Work, summary
 
 _POLL_INTERVAL_S = 0.5
+_MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 5
+    1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 11.0},
+    2: {"synthesis": 10.5, "codec": 10.5, "vocoder": 12.0, "talker": 12.0},
+}
 
 
 @dataclass(frozen=True)
@@ -56,25 +61,26 @@ class Process(Protocol):
         ...
 
 
-def stages(work: Work, teacher: Path, synthesis_minutes: float) -> list[Stage]:
+def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
     """The stages from the tokenizer to the speech that `evaluate` judges.
 
     Args:
         work: The run's folder, after `pronunciation`.
         teacher: Folder of the teacher.
-        synthesis_minutes: Minutes in which the teacher speaks texts.
+        num_gpus: One or two.
     """
     folder, truth = str(work.folder), str(work.folder / "truth.json")
 
     def module(name: str, *arguments: str, after: Sequence[str], beside: bool = False) -> Stage:
-        command = ("-m", f"examples.train_voice.{name}", folder, *arguments)
+        minutes = _MINUTES[num_gpus].get(name)
+        limit = ("--minutes", str(minutes)) if minutes else ()
+        command = ("-m", f"examples.train_voice.{name}", folder, *arguments, *limit)
         return Stage(name, command, tuple(after), beside)
 
     calibrate = ("-m", "megakernel_tts", "calibrate", str(work.voice), "--truth", truth)
-    minutes = ("--minutes", str(synthesis_minutes))
     return [
         module("tokenizer", after=()),
-        module("synthesis", str(teacher), *minutes, after=["tokenizer"], beside=True),
+        module("synthesis", str(teacher), after=["tokenizer"], beside=True),
         module("codec", after=["tokenizer"]),
         module("codes", after=["synthesis", "codec"]),
         module("vocoder", after=["synthesis", "codec"], beside=True),
@@ -162,9 +168,6 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
     parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
     parser.add_argument("--gpus", default="0", help="one GPU, or two: 0,1 (default: 0)")
-    parser.add_argument(
-        "--synthesis-minutes", type=float, default=7.5, help="of the teacher (default: 7.5)"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the durations")
     options = parser.parse_args()
     gpus = options.gpus.split(",")
@@ -179,7 +182,7 @@ def main() -> None:
     begin_s = time.monotonic()
     try:
         seconds = run_stages(
-            stages(work, options.teacher, options.synthesis_minutes),
+            stages(work, options.teacher, len(gpus)),
             partial(start_stage, logs, gpus),
             partial(print, flush=True),
             num_gpus=len(gpus),

@@ -10,7 +10,8 @@ from torch import Tensor
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
-_COMPLEX_SIZES, _COMPLEX_TOP_HZ, _COMPLEX_WEIGHT = (1024, 512), 1000, 1.5
+_PHASE_SIZES, _PHASE_TOP_HZ, _PHASE_WEIGHT = (1024, 512), 1000, 3.0
+_PHASE_FLOOR = 0.1  # least magnitude in the distance of phases, relative to the recording's
 
 
 def _mel_filters(size: int, mels: int) -> Tensor:
@@ -72,22 +73,27 @@ class Spectra:
             if size >= 512:
                 difference = self.log_mel(a, size) - self.log_mel(b, size)
                 total = total + 1.5 * difference.abs().mean()
-        return total + _COMPLEX_WEIGHT * self.complex_distance(decoded, target)
+        return total + _PHASE_WEIGHT * self.phase_distance(decoded, target)
 
-    def complex_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Distance of complex spectra up to 1 kHz, relative to the target's mean magnitude.
+    def phase_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
+        """Distance of phases up to 1 kHz: 0 if all are equal, about 2 if they are independent.
 
-        Distances of magnitudes leave the codec no reason to encode the phases of the harmonics,
-        without which voiced speech is not periodic.
+        The sum over two resolutions of 1 minus the cosine of the phase difference, weighted by the
+        target's magnitude. It does not depend on decoded magnitudes above the floor: a distance of
+        complex spectra makes sounds quieter whose phases the decoder does not know.
         """
+        # Magnitudes alone are no reason to encode the phases that periodic speech needs.
         total = decoded.new_zeros(())
-        for size in _COMPLEX_SIZES:
-            bins = _COMPLEX_TOP_HZ * size // 24_000 + 1
+        for size in _PHASE_SIZES:
+            bins = _PHASE_TOP_HZ * size // 24_000 + 1
             a = self.transform(decoded, size)[..., :bins]
             with torch.no_grad():
                 b = self.transform(target, size)[..., :bins]
-                mean = b.square().sum(-2).sqrt().mean()
-            total = total + ((a - b).square().sum(-2) + 1e-8).sqrt().mean() / (mean + 1e-3)
+                weight = (b.square().sum(-2) + 1e-8).sqrt()
+            # The gradient of a phase is the inverse of the magnitude: infinite at silence.
+            magnitude = (a.square().sum(-2) + 1e-8).sqrt().maximum(_PHASE_FLOOR * weight)
+            agreement = (a * b).sum(-2) / magnitude
+            total = total + (weight - agreement).mean() / (weight.mean() + 1e-3)
         return total
 
     def mel_distance(self, decoded: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from examples.train_voice.phonemes import PUNCTUATION, phone_indices
 
 SAMPLE_RATE = 24_000
 FRAME = 1920  # samples, 80 ms
-_BEFORE_S, _AFTER_S = 0.06, 0.16  # silence that is kept around the speech
+# Silence around the speech. In the layout `streaming` a frame adds one token of 2 characters: after
+# two silent frames the talker has three tokens of the first word when it begins to speak it.
+_BEFORE_S, _AFTER_S = 0.16, 0.16
 # The teacher's voices differ by 4 dB and are quiet. The losses of the codec have absolute floors.
 _LEVEL = 0.1  # root mean square of speech without pauses: -20 dBFS
 _PEAK = 0.8  # largest sample; `Recordings.crops` amplifies by up to 1.26
@@ -36,14 +38,13 @@ class TeacherSpeech:
     ends: NDArray[np.float64]
 
     def trimmed(self) -> "TeacherSpeech":
-        """The speech without most of the silence around it."""
+        """The speech after 0.16 s of silence, and without most of the silence behind it."""
         spoken = [i for i, c in enumerate(self.phonemes) if c not in _SILENT] or [0]
-        first = max(0, round((self.starts[spoken[0]] - _BEFORE_S) * SAMPLE_RATE))
+        first = round((self.starts[spoken[0]] - _BEFORE_S) * SAMPLE_RATE)
         last = round((self.ends[spoken[-1]] + _AFTER_S) * SAMPLE_RATE)
         shift = first / SAMPLE_RATE
-        return TeacherSpeech(
-            self.audio[first:last], self.phonemes, self.starts - shift, self.ends - shift
-        )
+        audio = np.pad(self.audio[max(0, first) : last], (max(0, -first), 0))
+        return TeacherSpeech(audio, self.phonemes, self.starts - shift, self.ends - shift)
 
     def levelled(self) -> "TeacherSpeech":
         """The speech, of at least a window, at the level of all recordings; quieter with a peak."""
