@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megakernel_tts.bench.report import provenance
+from megakernel_tts.bench.provenance import provenance
 
 
 def write(

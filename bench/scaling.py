@@ -31,7 +31,7 @@ from bench.rate_search import find_largest_rate
 from bench.service import Cores, CpuMeter, Service, gpu_memory_mib, serve_command, serve_engines
 from megakernel_common.files import check_output, replace_file
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
-from megakernel_tts.bench.report import provenance
+from megakernel_tts.bench.provenance import provenance
 from megakernel_tts.cli.console import (
     file_path,
     positive_integer,

@@ -15,10 +15,9 @@ from megakernel_tts.audio import Recording, read_reference
 from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.checks import check_text
 from megakernel_tts.errors import TextError, VoiceError
-from megakernel_tts.info import ModelInfo, model_info
+from megakernel_tts.info import MODEL_TYPES, ModelInfo, describe, model_info
 from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import hub
-from megakernel_tts.model.config import read_model_config
 from megakernel_tts.open_queue import OpenQueue
 from megakernel_tts.request import Request, TextLayout
 from megakernel_tts.sampling import Sampling
@@ -39,7 +38,7 @@ from megakernel_tts.warmup import warm_up
 
 watch_forks()
 _log = logging.getLogger("megakernel_tts")
-_MODEL_TYPES, _OPTIONAL_INT = (str, os.PathLike), (int, type(None))
+_OPTIONAL_INT = (int, type(None))
 # Chunks of `say`: sizes that grow with the speed would change samples of plain torch by one step.
 _EQUAL_CHUNKS = ChunkPolicy(first=8, largest=8)
 _SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken sentence by sentence
@@ -68,8 +67,7 @@ class TTS:
         Raises:
             CheckpointError: There is no such model, or its config is broken.
         """
-        check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
-        return model_info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
+        return describe(model)
 
     @classmethod
     def load(
@@ -98,7 +96,7 @@ class TTS:
             ForkedProcessError: This process was forked after torch had run in its parent.
             TypeError: An argument has another type.
         """
-        check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
+        check_type("model", model, MODEL_TYPES, "demo, a folder or a hub id")
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
         check_type("cache_positions", cache_positions, _OPTIONAL_INT, "a whole number or None")

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
@@ -17,6 +17,7 @@ from examples.train_voice.judge import Judge, write_language_model
 from examples.train_voice.text import held_out
 from megakernel_tts import TTS, AudioChunk, Speech, audible
 from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.speech import collect
 from megakernel_tts.speed import TimeScaler
 
 # None of them is in the training corpus (see `held_out.txt`).
@@ -41,6 +42,7 @@ LANGUAGE_MODEL_SENTENCES = (
 )
 
 PromptLayout = Literal["full", "streaming"]
+S = TypeVar("S")
 T = TypeVar("T")
 MAX_ERROR_RATE = 0.25  # share of the words
 
@@ -58,21 +60,27 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     return Judge(file)
 
 
-def for_each_sentence(act: Callable[[int], T]) -> list[T]:
-    """Results for the numbers of all sentences. One batch takes half of the time of six streams."""
-    with ThreadPoolExecutor(len(SENTENCES)) as pool:
-        return [*pool.map(act, range(len(SENTENCES)))]
+def together(act: Callable[[S], T], inputs: Sequence[S]) -> list[T]:
+    """Results for all inputs. One batch takes half of the time of as many streams."""
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        return [*pool.map(act, inputs)]
 
 
-def say(tts: TTS, i: int, layout: PromptLayout = "streaming", speed: float = 1) -> Speech:
-    """A sentence, by both voices in turns."""
-    sampling, voice = replace(tts.sampling, seed=i), ("clara", "henry")[i % 2]
-    return tts.say(SENTENCES[i], voice, "english", layout=layout, sampling=sampling, speed=speed)
+def say(tts: TTS, i: int, layout: PromptLayout) -> Speech:
+    """A sentence, by both voices in turns; in the streaming layout as live text, word by word."""
+    style = ("clara", "henry")[i % 2], "english", None, layout, replace(tts.sampling, seed=i)
+    if layout == "full":
+        return tts.say(SENTENCES[i], *style)
+    session = tts.open(*style)
+    for word in SENTENCES[i].split(" "):
+        session.push_text(f"{word} ")
+    session.end()
+    return collect(session, 16, 24_000)
 
 
 def speak(tts: TTS, layout: PromptLayout) -> list[Speech]:
     """The sentences in a layout."""
-    return for_each_sentence(lambda i: say(tts, i, layout))
+    return together(lambda i: say(tts, i, layout), range(len(SENTENCES)))
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +111,12 @@ def test_every_speaker_ends_its_speech(demo: TTS) -> None:
     }
     languages = {"clara": "english", "henry": "english", "olivia": "english", "lucia": "spanish"}
     assert set(demo.voices) == languages.keys()
-    for voice, language in languages.items():
+
+    def speak(voice: str) -> Speech:
         sampling = replace(demo.sampling, seed=1)
-        speech = demo.say(texts[language], voice, language, sampling=sampling)
+        return demo.say(texts[languages[voice]], voice, languages[voice], sampling=sampling)
+
+    for voice, speech in zip(languages, together(speak, [*languages]), strict=True):
         assert speech.finish == "eos" and 1.5 < speech.seconds < 4, voice
 
 
@@ -122,30 +133,18 @@ def test_speech_at_another_speed_is_recognised(
 def test_words_that_are_spoken_in_another_way_have_the_times_of_what_is_spoken(demo: TTS) -> None:
     """They are timed as the same text without markup, and have their written form."""
     sampling = replace(demo.sampling, seed=2)
-    plain = demo.say("I have a gee pee you, and the room A 4.", sampling=sampling)
+    plain = demo.say("A gee pee you, and room A 4.", sampling=sampling)
     marked = demo.say(
-        'I have a GPU, <emotion value="calm"/>and the room <spell>a4</spell>.',
+        'A GPU, <emotion value="calm"/>and room <spell>a4</spell>.',
         sampling=sampling,
         pronunciations={"gpu": "gee pee you"},
     )
     np.testing.assert_array_equal(marked.pcm, plain.pcm)
-    texts = ["I", "have", "a", "GPU,", "and", "the", "room", "a4."]
+    texts = ["A", "GPU,", "and", "room", "a4."]
     assert [word.text for word in marked.words] == texts
     starts = [word.start for word in plain.words]
-    assert [word.start for word in marked.words] == starts[:4] + starts[6:10]
+    assert [word.start for word in marked.words] == starts[:2] + starts[4:7]
     assert demo.aligned and not any(word.estimated for word in marked.words)
-
-
-def test_speech_of_live_text_is_recognised(demo: TTS, judge: Judge) -> None:
-    def say_live(i: int) -> NDArray[np.int16]:
-        with demo.open("clara", sampling=replace(demo.sampling, seed=i)) as session:
-            for word in SENTENCES[i].split(" "):
-                session.push_text(f"{word} ")
-            session.end()
-            pcm = [event.pcm for event in session if isinstance(event, AudioChunk)]
-        return np.concatenate(pcm)
-
-    assert error_rate(judge, for_each_sentence(say_live)) <= MAX_ERROR_RATE
 
 
 def live(tts: TTS, *phrases: str) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
@@ -162,7 +161,8 @@ def live(tts: TTS, *phrases: str) -> tuple[NDArray[np.int64], NDArray[np.int16]]
 
 def test_flushed_text_ends_in_silence_and_is_not_cut(demo: TTS) -> None:
     first, second = "Let me check that for you.", " The library closes early on Sunday."
-    (whole_codes, whole), (solo_codes, solo) = live(demo, first, second), live(demo, first)
+    both = together(lambda phrases: live(demo, *phrases), [(first, second), (first,)])
+    (whole_codes, whole), (solo_codes, solo) = both
     seam = len(solo)
     assert np.array_equal(whole_codes[: len(solo_codes)], solo_codes)
     # Sizes of chunks follow the speed; in plain torch they may change a sample by one step.

@@ -68,7 +68,7 @@ RULES: dict[str, set[str]] = {
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "model", "warmup"},
     "server": {""},
-    "cli": {"", "audio", "bench", "calibration", "kernels", "machine", "server"},
+    "cli": {"", "audio", "bench", "calibration", "info", "kernels", "machine", "server"},
     "__main__": {"cli"},
 }
 # Recognition: the same, for megakernel_stt.

@@ -3,8 +3,6 @@ import gc
 import inspect
 import json
 import shutil
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -69,7 +67,7 @@ def test_warming_up_does_not_block_the_event_loop(
 
     warm_up = "megakernel_tts.tts.warm_up"
     monkeypatch.setattr(warm_up, lambda *_: seen.append(running.wait(TIMEOUT_S)))
-    with TTS.load(checkpoint(), device="cpu", slots=1) as one:
+    with TTS.load(checkpoint(shallow=True), device="cpu", slots=1) as one:
         asyncio.run(warm(one))
         assert one.warm and seen == [True]
 
@@ -125,7 +123,7 @@ def test_a_session_for_a_whole_text_has_the_codes_of_say(tts: TTS, layout: Any) 
 
 
 def test_an_engine_runs_until_it_is_closed(checkpoint: Callable[..., Path]) -> None:
-    with TTS.load(checkpoint(), device="cpu", slots=3) as one:
+    with TTS.load(checkpoint(shallow=True), device="cpu", slots=3) as one:
         assert one.running and one.slots == 3
     assert not one.running
 
@@ -170,7 +168,7 @@ def test_pushing_single_characters_after_a_transcript_does_not_change_codes(
     """With transcripts that are longer and shorter than their recordings."""
     generator = torch.Generator().manual_seed(0)
     x_vector = torch.randn(128, generator=generator)
-    with TTS.load(checkpoint("base"), device="cpu", slots=2) as base:
+    with TTS.load(checkpoint("base", shallow=True), device="cpu", slots=2) as base:
         for frames, transcript in ((3, "A transcript of many words."), (40, "Hi.")):
             recording = torch.randint(0, 256, (frames, 16), generator=generator)
             voice = Voice(x_vector, recording, transcript)
@@ -190,7 +188,7 @@ def test_live_text_in_the_full_layout_is_spoken_sentence_by_sentence(tts: TTS) -
 
 
 def test_a_model_without_references_is_freed(checkpoint: Callable[..., Path]) -> None:
-    one = TTS.load(checkpoint(), device="cpu", slots=1)
+    one = TTS.load(checkpoint(shallow=True), device="cpu", slots=1)
     stream = one.stream(TEXT)
     thread = one._loaded.engine._thread
     talker = weakref.ref(one._loaded.engine.backend)
@@ -211,10 +209,10 @@ def early_guard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_retry_uses_the_next_seed(tts: TTS, early_guard: None) -> None:
-    endless = Sampling(seed=1, temperature=1e-6)  # never samples the end of speech
-    again = tts.say("Hi.", sampling=endless, retries=1)
+    endless = Sampling(seed=3, temperature=1e-6)  # never samples the end of speech
+    again = tts.say("A.", sampling=endless, retries=1)
     assert again.finish == "guard"
-    np.testing.assert_array_equal(again.codes, tts.say("Hi.", sampling=endless.next_seed()).codes)
+    np.testing.assert_array_equal(again.codes, tts.say("A.", sampling=endless.next_seed()).codes)
 
 
 def test_the_guard_can_be_switched_off(tts: TTS, early_guard: None) -> None:
@@ -228,7 +226,7 @@ def test_a_full_slot_ends_the_speech_with_length(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megakernel_tts.loader.MAX_POSITIONS", 40)
-    with TTS.load(checkpoint(), device="cpu", slots=1) as small:
+    with TTS.load(checkpoint(shallow=True), device="cpu", slots=1) as small:
         speech = small.say("Hi.", sampling=Sampling(seed=1, temperature=1e-6, guard=False))
         assert speech.finish == "length" and len(speech.codes) < 40
         with pytest.raises(MegakernelTTSError, match="positions"):
@@ -249,7 +247,7 @@ def test_two_models_in_one_process_do_not_affect_each_other(
     tts: TTS, checkpoint: Callable[..., Path]
 ) -> None:
     expected = tts.say(TEXT, sampling=SHORT).codes
-    with TTS.load(checkpoint("voice_design", "1b7"), device="cpu", slots=1) as other:
+    with TTS.load(checkpoint("voice_design", "1b7", shallow=True), device="cpu", slots=1) as other:
         assert len(other.say(TEXT, instruct="low", sampling=SHORT).codes) == 14
         np.testing.assert_array_equal(tts.say(TEXT, sampling=SHORT).codes, expected)
     np.testing.assert_array_equal(tts.say(TEXT, sampling=SHORT).codes, expected)
@@ -259,7 +257,7 @@ def test_two_models_in_one_process_do_not_affect_each_other(
 def test_warmup_runs_on_every_kind_of_model(
     checkpoint: Callable[..., Path], kind: str, size: str
 ) -> None:
-    with TTS.load(checkpoint(kind, size), device="cpu", slots=1) as one:
+    with TTS.load(checkpoint(kind, size, shallow=True), device="cpu", slots=1) as one:
         one.warmup()
         one.close()
     voice = Voice(torch.zeros(128)) if kind == "base" else None
@@ -347,7 +345,7 @@ def test_arguments_of_a_wrong_type_are_named_at_the_call(
 
 
 def test_a_transcript_of_a_wrong_type_is_named(checkpoint: Callable[..., Path]) -> None:
-    with TTS.load(checkpoint("base"), device=torch.device("cpu"), slots=1) as base:  # type: ignore[arg-type]
+    with TTS.load(checkpoint("base", shallow=True), device=torch.device("cpu"), slots=1) as base:  # type: ignore[arg-type]
         with pytest.raises(TextError, match="found int"):
             base.clone("recording.wav", 5)  # type: ignore[arg-type]
 
@@ -380,7 +378,7 @@ def test_invalid_arguments_raise_at_the_call(tts: TTS) -> None:
         tts.say("hello", layout="both")  # type: ignore[arg-type]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     text=st.text(max_size=60)
     | st.text(st.sampled_from("!?.,… \x00\n👩\u200d🏽<|im_end|>"), max_size=30)
@@ -402,18 +400,6 @@ def test_a_megabyte_without_a_space_can_be_started_and_stopped(tts: TTS) -> None
     assert len(next(stream).codes) == 1
     stream.close()
     assert tts.say("hello", sampling=SHORT).finish == "length"
-
-
-def test_a_process_can_end_during_synthesis(checkpoint: Callable[..., Path]) -> None:
-    program = (
-        "import sys; from megakernel_tts import TTS\n"
-        "tts = TTS.load(sys.argv[1], device='cpu', slots=1)\n"
-        "stream = tts.stream('A long text. ' * 50); next(stream)"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=TIMEOUT_S
-    )
-    assert (run.returncode, run.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

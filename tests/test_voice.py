@@ -234,7 +234,7 @@ JUNK = [None, True, -1, 0.5, 10**30, "", "x", "F64", "I64", "F8_E4M3", [], [0], 
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_damaged_voice_file_raises_voice_error_only(tmp_path: Path, data: st.DataObject) -> None:

@@ -27,13 +27,13 @@ def paths(value: Any, path: JsonPath = ()) -> Iterator[JsonPath]:
 
 
 def changed(content: Any, path: JsonPath, value: object) -> Any:
-    """A copy of a JSON value with another value at a path."""
-    content = section = copy.deepcopy(content)
-    for key in path[:-1]:
-        section = section[key]
-    if value is not MISSING:
-        section[path[-1]] = value
-        return content
-    with contextlib.suppress(KeyError):
-        del section[path[-1]]
+    """A JSON value with another value at a path; what is not on the path is shared."""
+    content, (key, *rest) = copy.copy(content), path
+    if rest:
+        content[key] = changed(content[key], tuple(rest), value)
+    elif value is not MISSING:
+        content[key] = value
+    else:
+        with contextlib.suppress(KeyError):
+            del content[key]
     return content

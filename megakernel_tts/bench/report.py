@@ -2,13 +2,8 @@
 
 import io
 import json
-import os
-import platform
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from megakernel_common.files import replace_file
@@ -16,11 +11,10 @@ from megakernel_tts import Sampling
 from megakernel_tts.bench.arrivals import Arrivals
 from megakernel_tts.bench.event_loop import EventLoop
 from megakernel_tts.bench.peers import Peer
+from megakernel_tts.bench.provenance import provenance
 from megakernel_tts.bench.stages import Stages
 from megakernel_tts.bench.timing import FirstChunk, Streaming
 from megakernel_tts.bench.torch_graph import TorchGraph
-
-_PACKAGE = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -70,33 +64,6 @@ class Report:
     arrivals: tuple[Arrivals, ...] = ()
     torch_graph: tuple[TorchGraph, ...] = ()
     peers: tuple[Peer, ...] = ()
-
-
-def provenance(packages: Sequence[str] = ("torch",)) -> dict[str, str]:
-    """Machine, versions, commit (in a checkout) and date of a measurement."""
-    conditions = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
-    if commit := _commit():
-        conditions["commit"] = commit
-    return conditions | {"date": date.today().isoformat()}
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that contains this package; None if there is none."""
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(_PACKAGE), *arguments]
-        try:
-            run = subprocess.run(command, capture_output=True, text=True)
-        except OSError:  # git is not installed
-            return None
-        return run.stdout.strip() if run.returncode == 0 else None
-
-    tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
-    return git("describe", "--always", "--dirty") if tracked else None
 
 
 def write_json(report: Report, file: Path) -> None:

@@ -13,10 +13,10 @@ from megakernel_tts.cli.console import (
     UsageError,
     discard_unwritten_output,
     open_closed_streams,
-    permanent_imports,
     print_status,
 )
 from megakernel_tts.cli.doctor import examine
+from megakernel_tts.info import describe
 
 _PROGRAM = "megakernel-tts"
 
@@ -145,10 +145,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _voices(options: argparse.Namespace) -> int:
-    with permanent_imports():
-        from megakernel_tts import TTS
-
-    info = TTS.describe(options.model)
+    info = describe(options.model)
     if info.note:
         print_status(info.note)
     for name, languages in info.voices.items():

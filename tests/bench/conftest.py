@@ -11,7 +11,7 @@ def short_copy(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[...,
     """Copies of small checkpoints whose speech is four frames long."""
 
     def make(*kind_and_size: str) -> str:
-        model = shutil.copytree(checkpoint(*kind_and_size), tmp_path / "model")
+        model = shutil.copytree(checkpoint(*kind_and_size, shallow=True), tmp_path / "model")
         (model / "generation_config.json").write_text(json.dumps({"max_new_tokens": 4}))
         return str(model)
 

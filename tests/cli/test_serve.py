@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -98,15 +99,40 @@ def serving(
             process.kill()
 
 
-def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
-    with serving() as (process, url):
-        body = {"input": "Hello there, my friend. " * 10, "response_format": "pcm"}
-        with httpx.stream("POST", f"{url}/v1/audio/speech", json=body) as reply:
-            parts = reply.iter_raw()
-            next(parts)
+def test_sigterm_lets_streams_finish_and_exits_with_0() -> None:
+    """Of HTTP and of Wyoming."""
+    text = "Hello there, my friend. " * 10
+
+    async def speak(port: int, begin_stop: Callable[[], None]) -> list[str]:
+        async with asyncio.timeout(TIMEOUT_S), AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(Synthesize(text).event())
+            types: list[str] = []
+            while (event := await client.read_event()) is not None:
+                if not types:
+                    begin_stop()
+                types.append(event.type)
+            return types
+
+    with serving("--wyoming", "127.0.0.1:0") as (process, url):
+        assert process.stdout is not None
+        wyoming = re.fullmatch(r"Wyoming: tcp://127.0.0.1:(\d+)\n", process.stdout.readline())
+        assert wyoming
+
+        def begin_stop() -> None:
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: is_stopping(url))
-            assert sum(map(len, parts)) > 0  # an incomplete reply raises
+
+        body = {"input": text, "response_format": "pcm"}
+        with (
+            ThreadPoolExecutor(1) as reader,
+            httpx.stream("POST", f"{url}/v1/audio/speech", json=body) as reply,
+        ):
+            parts = reply.iter_raw()
+            next(parts)
+            num_bytes = reader.submit(lambda: sum(map(len, parts)))  # an incomplete reply raises
+            types = asyncio.run(speak(int(wyoming[1]), begin_stop))
+            assert types[0] == "audio-start" and types[-1] == "audio-stop"
+            assert num_bytes.result() > 0
         assert process.wait(TIMEOUT_S) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
@@ -135,26 +161,6 @@ def metrics(url: str) -> str:
     return httpx.get(f"{url}/metrics").text
 
 
-def test_sigterm_lets_a_stream_of_wyoming_finish() -> None:
-    async def speak(process: subprocess.Popen[str], port: int) -> list[str]:
-        async with asyncio.timeout(TIMEOUT_S), AsyncTcpClient("127.0.0.1", port) as client:
-            await client.write_event(Synthesize("Hello there, my friend. " * 10).event())
-            types: list[str] = []
-            while (event := await client.read_event()) is not None:
-                if not types:
-                    process.send_signal(signal.SIGTERM)
-                types.append(event.type)
-            return types
-
-    with serving("--wyoming", "127.0.0.1:0") as (process, _):
-        assert process.stdout is not None
-        url = re.fullmatch(r"Wyoming: tcp://127.0.0.1:(\d+)\n", process.stdout.readline())
-        assert url
-        types = asyncio.run(speak(process, int(url[1])))
-        assert types[0] == "audio-start" and types[-1] == "audio-stop"
-        assert process.wait(TIMEOUT_S) == 0
-
-
 def stop(process: subprocess.Popen[str]) -> str:
     """Stops the command and returns what it has written to standard error."""
     process.send_signal(signal.SIGTERM)
@@ -162,21 +168,29 @@ def stop(process: subprocess.Popen[str]) -> str:
     return process.stderr.read() if process.stderr else ""
 
 
-def speak(url: str) -> None:
-    reply = httpx.post(f"{url}/v1/audio/speech", json={"input": "Hello there."})
+def speak(url: str, **headers: str) -> None:
+    body = {"input": "Hello there."}
+    reply = httpx.post(f"{url}/v1/audio/speech", json=body, headers=headers)
     assert reply.status_code == 200 and len(reply.content) > 10_000
 
 
-def test_the_log_has_the_configuration_and_each_request(tmp_path: Path) -> None:
+def test_a_server_without_keys_has_the_names_of_its_options_and_logs_each_request(
+    tmp_path: Path,
+) -> None:
+    """And its configuration."""
     file = tmp_path / "config.toml"
-    file.write_text("max-queue = 5\nlog-format = 'json'\n", encoding="utf-8")
+    names = "allowed-host = ['a.example', 'B.example']\n"
+    file.write_text(f"max-queue = 5\nlog-format = 'json'\n{names}", encoding="utf-8")
     environment = {"MEGAKERNEL_TTS_SLOTS": "2", "MEGAKERNEL_TTS_CONFIG": str(file)}
     with serving("--queue-timeout", "3", environment=environment) as (process, url):
+        for host in ("localhost", "a.example:8000", "b.example"):
+            assert status_under(url, host) == 200
+        assert status_under(url, "c.example") == 403
         speak(url)
         lines = [json.loads(line) for line in stop(process).splitlines()]
     (configuration,) = [line for line in lines if line["message"] == "configuration"]
     assert (configuration["max-queue"], configuration["slots"]) == (5, 2)
-    assert configuration["from_file"] == "max-queue, log-format"
+    assert configuration["from_file"] == "max-queue, allowed-host, log-format"
     assert configuration["from_environment"] == "slots"
     assert configuration["from_command_line"] == "port, queue-timeout"
     (request,) = [line for line in lines if line["message"] == "speech"]
@@ -187,22 +201,6 @@ def status_under(url: str, host: str) -> int:
     """Status of a request from a page under a host, with a key."""
     headers = {"Host": host, "Origin": f"http://{host}", "X-API-Key": "secret"}
     return httpx.get(f"{url}/v1/models", headers=headers).status_code
-
-
-def test_a_server_without_keys_has_the_names_of_its_options(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text("allowed-host = ['a.example', 'B.example']\n", encoding="utf-8")
-    with serving("--config", str(file)) as (_, url):
-        for host in ("localhost", "a.example:8000", "b.example"):
-            assert status_under(url, host) == 200
-        assert status_under(url, "c.example") == 403
-
-
-def test_a_proxy_may_pass_any_name_on_to_a_server_with_keys(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
-    with serving("--api-key-file", str(keys)) as (_, url):
-        assert status_under(url, "speech.example") == 200
 
 
 @pytest.mark.parametrize(
@@ -232,11 +230,18 @@ def test_names_of_hosts_have_nothing_else(option: str) -> None:
         _host_name(option)
 
 
-def test_the_server_writes_no_file_and_a_full_disk_below_its_log_stops_nothing() -> None:
+def test_the_server_writes_no_file_and_a_full_disk_below_its_log_stops_nothing(
+    tmp_path: Path,
+) -> None:
+    """With keys, where a proxy may pass any name on."""
+    keys = tmp_path / "keys"
+    keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
+    program = READ_ONLY + SIMULATED
     with Path("/dev/full").open("w") as full:
-        with serving(program=READ_ONLY + SIMULATED, stderr=full) as (process, url):
-            speak(url)
-            speak(url)
+        with serving("--api-key-file", str(keys), program=program, stderr=full) as (process, url):
+            assert status_under(url, "speech.example") == 200
+            for _ in range(2):
+                speak(url, Authorization="Bearer secret")
             stop(process)
 
 

@@ -1,7 +1,8 @@
-"""`examples/voice_agent.py` with a scripted recogniser and language model, for Pipecat's runner."""
+"""`examples/voice_agent.py` with scripted services and a simulated model, for Pipecat's runner."""
 
 import math
 from collections.abc import AsyncGenerator
+from unittest.mock import patch
 
 from pipecat.frames.frames import BotStoppedSpeakingFrame, Frame, TranscriptionFrame
 from pipecat.processors.frame_processor import FrameDirection
@@ -11,7 +12,9 @@ from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import STTService
 from pipecat.utils.time import time_now_iso8601
 
+from bench.simulation import simulated_tts
 from examples import voice_agent
+from megakernel_tts import TTS
 from tests.pipecat_service.bot import ScriptedLLM, spaced_words
 
 GREETING = "Hello, and welcome. What can I do for you today?"
@@ -52,8 +55,6 @@ async def bot(args: RunnerArguments) -> None:
 if __name__ == "__main__":
     from pipecat.runner.run import main
 
-    from megakernel_tts import tts
-
-    tts.warm_up = lambda *_: None  # plain torch has nothing to load or compile
-    voice_agent.engine()
+    with patch.object(TTS, "load", lambda _, slots: simulated_tts(slots)):
+        voice_agent.engine()
     main()

@@ -1,6 +1,7 @@
 """Requests for cloned voices and for speech with them, and the speech that is expected."""
 
 import io
+from functools import cache
 from typing import Any
 
 import httpx
@@ -48,6 +49,7 @@ def pcm_of(reply: httpx.Response) -> NDArray[np.int16]:
     return np.frombuffer(reply.content, "<i2")
 
 
+@cache
 def expected(tts: TTS, text: str | None) -> NDArray[np.int16]:
     """The speech of the engine with the voice of the recording."""
     voice = tts.clone(io.BytesIO(RECORDING), text)

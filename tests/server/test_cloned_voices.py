@@ -40,7 +40,7 @@ from tests.server.running import RunningServer, running_server, wait_until
 @pytest.fixture(scope="module")
 def base(checkpoint: Callable[..., Path]) -> Iterator[TTS]:
     """A Base model with random weights."""
-    with TTS.load(checkpoint("base", "1b7"), device="cpu", slots=2) as tts:
+    with TTS.load(checkpoint("base", "1b7", shallow=True), device="cpu", slots=2) as tts:
         tts._warm = True
         yield tts
 

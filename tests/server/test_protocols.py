@@ -334,7 +334,7 @@ def test_pipecat_stops_the_stream_of_a_sentence(
     """Services over HTTP send a sentence with each request, as fast as they can read."""
     aborted = server.metric('requests_success_total{finished_reason="abort"}')
     interruption = Interruption(
-        " ".join(["on"] * 2000),
+        " ".join(["on"] * 500),
         True,
         stopped=lambda: server.num_streams == 0,
         speaks=lambda: server.metric("num_requests_running") == 1,

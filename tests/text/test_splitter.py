@@ -27,7 +27,7 @@ def split_stripped(text: str, language: str = "auto", limits: SplitLimits = SENT
     return [segment.strip() for segment in split(text, language, limits)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     text=st.text(
         st.sampled_from("ab1 .,!?。，你\n\"')]<>👩\u200d\u0301-:;") | st.characters(), max_size=400
@@ -122,7 +122,7 @@ def test_addresses_numbers_and_tags_are_not_split() -> None:
 
 @pytest.mark.parametrize("char", [*" 9)\n🏽🇩", "\u0301", "\u200d", "\u1161", "<a"])
 def test_length_of_segments_is_bounded_for_any_text(char: str) -> None:
-    segments = split("a" + char * (300_000 // len(char)))
+    segments = split("a" + char * (60_000 // len(char)))
     assert max(len(segment) for segment in segments) <= 1201
 
 

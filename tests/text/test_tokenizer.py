@@ -34,7 +34,7 @@ def portions(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(ends)]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=12))
 def test_incremental_ids_equal_those_of_the_complete_text(
     tokenizer: TextTokenizer, text: str, cuts: list[int]
@@ -62,7 +62,7 @@ def test_incremental_ids_are_exact_at_combining_characters_and_whitespace(
         assert ids + incremental.end() == tokenizer.encode(text.strip())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(text=TEXTS, first=TEXTS, second=TEXTS)
 def test_returned_ids_do_not_depend_on_later_text(
     tokenizer: TextTokenizer, text: str, first: str, second: str

@@ -18,16 +18,23 @@ class RunningCluster:
 
     Attributes:
         cluster: The engines.
-        clients: Their processes.
     """
 
     def __init__(self, runner: asyncio.Runner, cluster: EngineCluster) -> None:
         self.cluster = cluster
-        self.clients: list[EngineClient] = cluster._warm_clients
         self._runner = runner
 
+    @property
+    def clients(self) -> list[EngineClient]:
+        """The processes of the engines that are warm."""
+        return self.cluster._warm_clients
+
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs a test, which must leave neither sessions nor rings in use."""
+        """Runs a test, which must leave neither sessions nor rings in use.
+
+        Engines that an earlier test has ended are started again before.
+        """
+        self._runner.run(until(lambda: len(self.clients) == 2))
         rings = self.num_free_rings
         result = self._runner.run(main)
         self._runner.run(until(lambda: self.loads == [0, 0]))
