@@ -1,15 +1,11 @@
-"""Description of a checkpoint, from its config alone; imported without torch."""
+"""Description of a checkpoint, from its config alone."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megakernel_common.checks import check_type
-from megakernel_tts.model import hub
-from megakernel_tts.model.config import ModelConfig, read_model_config
+from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.demo import DEMO, DEMO_NOTE
-
-MODEL_TYPES = (str, os.PathLike)  # of what names a model
 
 # Code of a language without its region (ISO 639) -> the models' name of the language.
 LANGUAGE_CODES = {
@@ -64,16 +60,3 @@ def model_info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
     name = os.fspath(model)
     note = DEMO_NOTE if name == DEMO else None
     return ModelInfo(config.kind, voices, languages, config.takes_instruct, note, name)
-
-
-def describe(model: str | os.PathLike[str]) -> ModelInfo:
-    """Describes a model without loading its weights.
-
-    Args:
-        model: As in `TTS.load`.
-
-    Raises:
-        CheckpointError: There is no such model, or its config is broken.
-    """
-    check_type("model", model, MODEL_TYPES, "demo, a folder or a hub id")
-    return model_info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)

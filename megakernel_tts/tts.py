@@ -14,8 +14,9 @@ from megakernel_common.process import check_torch, watch_forks
 from megakernel_tts.audio import Recording, read_reference
 from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.checks import check_text
+from megakernel_tts.description import MODEL_TYPES, describe
 from megakernel_tts.errors import TextError, VoiceError
-from megakernel_tts.info import MODEL_TYPES, ModelInfo, describe, model_info
+from megakernel_tts.info import ModelInfo, model_info
 from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.open_queue import OpenQueue
@@ -57,17 +58,7 @@ class TTS:
         self._open_queue = OpenQueue(loaded.engine.pending_open)
         self._warm = False
 
-    @staticmethod
-    def describe(model: str | os.PathLike[str] = "demo") -> ModelInfo:
-        """Describes a model without loading its weights.
-
-        Args:
-            model: As in `load`.
-
-        Raises:
-            CheckpointError: There is no such model, or its config is broken.
-        """
-        return describe(model)
+    describe = staticmethod(describe)
 
     @classmethod
     def load(
@@ -316,10 +307,14 @@ class TTS:
 
         Of the others a few are opened in each iteration of the event loop, so that it is not late.
         """
-        style = voice, language, instruct, layout, sampling, chunks
         open_session = partial(
             self.open,
-            *style,
+            voice,
+            language,
+            instruct,
+            layout=layout,
+            sampling=sampling,
+            chunks=chunks,
             speed=speed,
             pronunciations=pronunciations,
             text=text,

@@ -56,11 +56,12 @@ RULES: dict[str, set[str]] = {
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}
     | {"sampling", "session", "speed", "text", "voice"},
     "info": {"model"},
+    "description": {"info", "model"},
     "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
     | {"sampling", "text"},
     "open_queue": {"session"},
     "request": {"checks", "sampling", "session", "speed", "text", "voice"},
-    "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model"}
+    "tts": {"audio", "backends", "checks", "description", "errors", "info", "loader", "model"}
     | {"open_queue", "request", "sampling", "session", "speech", "speed", "text", "voice"}
     | {"warmup"},
     "warmup": {"info", "loader", "model", "sampling", "speed", "tts", "voice"},
@@ -68,7 +69,7 @@ RULES: dict[str, set[str]] = {
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "model", "warmup"},
     "server": {""},
-    "cli": {"", "audio", "bench", "calibration", "info", "kernels", "machine", "server"},
+    "cli": {"", "audio", "bench", "calibration", "description", "kernels", "machine", "server"},
     "__main__": {"cli"},
 }
 # Recognition: the same, for megakernel_stt.

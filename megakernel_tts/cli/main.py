@@ -16,7 +16,7 @@ from megakernel_tts.cli.console import (
     print_status,
 )
 from megakernel_tts.cli.doctor import examine
-from megakernel_tts.info import describe
+from megakernel_tts.description import describe
 
 _PROGRAM = "megakernel-tts"
 
