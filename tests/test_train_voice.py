@@ -295,7 +295,7 @@ def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
 
 
 def test_crops_of_the_low_voice_are_drawn_most_often(tmp_path: Path) -> None:
-    """Recordings of two voices, one as long as the other; the samples tell which one it is."""
+    """Recordings of two voices, one as long as the other; each voice has samples of its own."""
     work, texts = Work(tmp_path), np.arange(200)
     is_low = texts >= 100
     low, high = (list(VOICES).index(name) for name in ("henry", "clara"))
