@@ -184,6 +184,9 @@ def check_command(command: list[str]) -> None:
     match command:
         case ["megakernel-tts", name, *_]:
             assert set(options) <= options_in(cli_help(name)), command
+        case ["pytest", *words] | ["python", "-m", "pytest", *words]:
+            for word in words:
+                assert "/" not in word or (ROOT / word.split("::")[0]).exists(), command
         case ["python", "-m", module, *_]:
             options.remove("-m")
             if options:
@@ -197,9 +200,6 @@ def check_command(command: list[str]) -> None:
         case ["pip", "install", *words]:
             for extra in re.findall(r"\[(.*?)\]", " ".join(words)):
                 assert set(extra.split(",")) <= extras(), command
-        case ["pytest", *words]:
-            for word in words:
-                assert "/" not in word or (ROOT / word.split("::")[0]).exists(), command
         case ["docker" | "kubectl" | "ray" | "serve", *words]:
             files = [word for word in words if word.startswith("deploy/")]
             assert all((ROOT / file).is_file() for file in files), command

@@ -135,6 +135,7 @@ class Loop:
         """
         scheduler, begin_s = self.scheduler, self.scheduler.clock()
         self._work = IterationWork()
+        self._pauses.num_streams = len(scheduler.streams)
         self._deliver_if_required()
         # A stream that another thread cancels or opens after this check waits for an iteration.
         if not self.decoding.in_flight:

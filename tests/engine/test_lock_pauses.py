@@ -14,7 +14,7 @@ from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.stream import Stream
 from tests.rig import MakeRig, ManualClock, Rig, read
 
-_NUM_STREAMS = 16
+_NUM_STREAMS = 2 * lock_pauses._FEW_STREAMS
 _WORK_S = 4e-4  # of the work for one stream
 _MAX_WORKED = 3  # streams; the work for them takes longer than the limit
 
@@ -47,9 +47,17 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> CountedPauses:
     return counted
 
 
+@pytest.fixture
+def paused_for_any(paused: CountedPauses, monkeypatch: pytest.MonkeyPatch) -> CountedPauses:
+    """Counts the pauses, which any number of streams has."""
+    monkeypatch.setattr(lock_pauses, "_FEW_STREAMS", 0)
+    return paused
+
+
 def test_a_pause_is_due_when_the_last_one_or_a_wait_is_too_long_ago(paused: CountedPauses) -> None:
     clock = ManualClock()
     pauses = LockPauses(clock)
+    pauses.num_streams = _NUM_STREAMS
     for now_s, count in ((8e-4, 0), (12e-4, 1), (20e-4, 1), (24e-4, 2)):
         clock.now_s = now_s
         pauses.pause_if_due()
@@ -80,7 +88,7 @@ def test_the_work_for_a_few_streams_is_followed_by_a_pause(
     owner: type,
     name: str,
     make_rig: MakeRig,
-    paused: CountedPauses,
+    paused_for_any: CountedPauses,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One kind of work takes time, and the others none."""
@@ -96,8 +104,8 @@ def test_the_work_for_a_few_streams_is_followed_by_a_pause(
 
     def timed(*arguments: Any, **keywords: Any) -> Any:
         nonlocal num_worked, most_worked, num_pauses
-        num_worked = num_worked + 1 if num_pauses == paused.count else 1
-        most_worked, num_pauses = max(most_worked, num_worked), paused.count
+        num_worked = num_worked + 1 if num_pauses == paused_for_any.count else 1
+        most_worked, num_pauses = max(most_worked, num_worked), paused_for_any.count
         rig.clock.now_s += _WORK_S
         return function(*arguments, **keywords)
 
@@ -112,8 +120,22 @@ def test_the_work_for_a_few_streams_is_followed_by_a_pause(
     assert most_worked == _MAX_WORKED
 
 
+@pytest.mark.parametrize(("num_streams", "has_pauses"), [(8, False), (9, True)])
+def test_few_streams_have_no_pauses(
+    num_streams: int, has_pauses: bool, make_rig: MakeRig, paused: CountedPauses
+) -> None:
+    rig = make_rig(_NUM_STREAMS)
+    rig.backend.gate.clear()
+    sessions = [rig.open(seed=0, first=1, largest=1)]
+    rig.hold()
+    sessions += [rig.open(seed=i, first=1, largest=1) for i in range(1, num_streams)]
+    rig.resume()
+    assert {finish.reason for finish in read(sessions)} == {"eos"}
+    assert (paused.count > 0) is has_pauses
+
+
 def test_no_pause_follows_a_wait(
-    rig: Rig, paused: CountedPauses, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, paused_for_any: CountedPauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock was released during the wait; a pause would delay the first chunk."""
     loop = rig.engine._loop
@@ -123,13 +145,13 @@ def test_no_pause_follows_a_wait(
         def wait(*arguments: Any, **keywords: Any) -> Any:
             result = function(*arguments, **keywords)
             rig.clock.now_s += 1.0
-            paused.events.append("wait")
+            paused_for_any.events.append("wait")
             return result
 
         return wait
 
     def recorded(*arguments: Any) -> None:
-        paused.events.append("delivery")
+        paused_for_any.events.append("delivery")
         deliver(*arguments)
 
     rig.settle()
@@ -145,34 +167,36 @@ def test_no_pause_follows_a_wait(
     for _ in range(2):  # the loop waits for a wake-up in between
         assert read([rig.open()])[0].reason == "eos"
         rig.settle()
-    followed = set(pairwise(paused.events))
+    followed = set(pairwise(paused_for_any.events))
     assert ("wait", "delivery") in followed and ("delivery", "pause") in followed
     assert ("wait", "pause") not in followed
 
 
 def test_a_pause_follows_a_launch_and_the_requests_of_the_codec(
-    rig: Rig, paused: CountedPauses, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, paused_for_any: CountedPauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is at work then; these two take long, and what follows ends with a wait."""
     early_chunks, deliver, step = DecodePipeline._early_chunks, Delivery.deliver, rig.backend.step
 
     def timed_step(*arguments: Any, **keywords: Any) -> Any:
         rig.clock.now_s += 2e-3
-        paused.events.append("launch")
+        paused_for_any.events.append("launch")
         return step(*arguments, **keywords)
 
     def timed_chunks(*arguments: Any) -> Any:
         rig.clock.now_s += 2e-3
-        paused.events.append("requests")
+        paused_for_any.events.append("requests")
         return early_chunks(*arguments)
 
     def recorded(*arguments: Any) -> None:
-        paused.events.append("delivery")
+        paused_for_any.events.append("delivery")
         deliver(*arguments)
 
     monkeypatch.setattr(rig.backend, "step", timed_step)
     monkeypatch.setattr(DecodePipeline, "_early_chunks", timed_chunks)
     monkeypatch.setattr(Delivery, "deliver", recorded)
     assert read([rig.open(first=1, largest=1)])[0].reason == "eos"
-    followed = {pair for pair in pairwise(paused.events) if pair[0] in ("launch", "requests")}
+    followed = {
+        pair for pair in pairwise(paused_for_any.events) if pair[0] in ("launch", "requests")
+    }
     assert followed == {("launch", "pause"), ("requests", "pause")}
