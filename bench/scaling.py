@@ -140,9 +140,10 @@ class Scaling:
 
     @property
     def ratio(self) -> float | None:
-        """The largest rate with the most GPUs, divided by that with the fewest."""
-        fewest, most = (self.largest_rate.get(end(self._plan.gpus)) for end in (min, max))
-        return round(most / fewest, 3) if fewest and most else None
+        """The largest rate with the most GPUs, divided by that with the fewest; None if equal."""
+        counts = min(self._plan.gpus), max(self._plan.gpus)
+        fewest, most = (self.largest_rate.get(gpus) for gpus in counts)
+        return round(most / fewest, 3) if fewest and most and counts[0] < counts[1] else None
 
     def measure(self, start_service: StartService) -> None:
         """Measures everything, and prints a line for each load.

@@ -35,7 +35,7 @@ def wait_for_event(event: torch.cuda.Event, *, spinning: bool) -> None:
         event: Was recorded.
         spinning: Whether the thread uses a core and returns at once. Otherwise it polls, which
             takes about a tenth of a core and is up to 0.1 ms late. (A thread that sleeps on a CUDA
-            event is 0.3 ms late: bench/wait.py.)
+            event is 0.1 to 0.3 ms late: bench/wait.py.)
     """
     if not spinning:
         while not event.query():
