@@ -17,7 +17,7 @@ from megakernel_tts.kernels.wide import compiled_widths, needed_widths
 from megakernel_tts.loader import load_checkpoint
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.model.random_released import write_released_checkpoint
-from tests.comparison import step_slots
+from tests.comparison import SIZES, step_slots
 from tests.wide_rig import MakeWideRig, assert_same_caches, cache_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
@@ -72,11 +72,12 @@ def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(
     assert all(map(torch.equal, *states))
 
 
+@pytest.mark.parametrize("size", SIZES)  # only the larger one has an input projection
 def test_schedules_change_neither_codes_nor_epochs(
-    make_wide_rig: MakeWideRig, monkeypatch: pytest.MonkeyPatch
+    make_wide_rig: MakeWideRig, monkeypatch: pytest.MonkeyPatch, size: Size
 ) -> None:
     monkeypatch.setattr(megakernel, "_TIMEOUT_NS", 1_000_000)  # readings of the emulated clock
-    rig = make_wide_rig("1b7", 16)
+    rig = make_wide_rig(size, 16)
     codes = []
     for rig.module.schedule_seed, rig.module.late in ((1, 0), (2, 2000)):
         rig.begin(rig.wide, range(9))

@@ -35,7 +35,7 @@ def _codes(b: Comparison, num_streams: int) -> list[list[int] | None]:
     return codes
 
 
-@pytest.mark.parametrize(("num_streams", "size"), [(1, "0b6"), (3, "1b7")])
+@pytest.mark.parametrize(("num_streams", "size"), [(1, "0b6"), (3, "0b6"), (3, "1b7")])
 def test_schedules_change_neither_codes_nor_epochs(
     comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch, num_streams: int, size: Size
 ) -> None:

@@ -124,7 +124,6 @@ def _microphone() -> str:
     return f"{MICROPHONE}\nexport {{ Microphone as {name[1]} }};"
 
 
-@pytest.mark.slow
 def test_a_browser_receives_a_conversation_over_webrtc(agent: str, tmp_path: Path) -> None:
     async def call() -> None:
         assert CHROMIUM is not None

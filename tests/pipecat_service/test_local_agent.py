@@ -124,7 +124,6 @@ def question() -> NDArray[np.int16]:
     return np.pad(pcm.astype(np.int16), RATE // 2)
 
 
-@pytest.mark.slow
 def test_a_conversation_with_a_streaming_recogniser(
     question: NDArray[np.int16], tmp_path: Path
 ) -> None:
