@@ -27,7 +27,6 @@ SENTENCES = (
     "Can you tell me more about the problem?",
     "My brother works for a large company in Berlin.",
     "There is no sugar left in the kitchen.",
-    "I have turned off the lights in the living room.",
 )
 # Sentences of the recogniser's language model: the same words in other sentences.
 LANGUAGE_MODEL_SENTENCES = (

@@ -80,6 +80,7 @@ def stream(stt: STT, wave: NDArray[np.float32], lookahead_ms: int) -> str:
     return final.transcript.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("virtual_time")
 def test_the_engine_transcribes_what_was_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

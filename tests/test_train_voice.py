@@ -204,11 +204,12 @@ def test_speech_has_the_codes_that_the_talker_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy speech of two texts with random codes, after training with own input codes."""
-    monkeypatch.setattr(talker, "_PEAK_RATE", 8e-3)
-    work, frames = Work(tmp_path), [2, 3, 4]
+    monkeypatch.setattr(talker, "_PEAK_RATE", 1.5e-2)
+    monkeypatch.setattr(training, "_WARM_STEPS", 20)
+    work, frames = Work(tmp_path), [2, 2, 3]
     corpus = [("clara", "Held out."), ("henry", "One."), ("lucia", "Two or three?")]
     write_random_codes(work, corpus, frames)
-    talker.train(work, minutes=0.6, positions=64, seed=0)
+    talker.train(work, minutes=0.25, positions=64, seed=0)
     assert '"predicted": 1.0' in work.log("talker").read_text()
     codec = codec_model.CodecModel(work.codec_config(), torch.device("cpu"))
     training.save_state(work.state("codec"), codec.state(list(codec.parameters.values())))

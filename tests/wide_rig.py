@@ -65,17 +65,21 @@ class WideRig:
         for slot in slots:
             kernel.feed(slot, self.text, True)
 
-    def continue_at(self, kernel: Megakernel, slots: Sequence[int]) -> None:
+    def continue_at(self, kernel: Megakernel, slots: Sequence[int]) -> dict[int, list[list[int]]]:
         """Starts streams, and moves them to positions at the edges of attention spans.
 
         Each kernel has its own order of pages.
+
+        Returns:
+            Codes [frames, groups] of each slot's first frame.
         """
         shuffle_pages(kernel, seed=1 if kernel is self.wide else 2)
         self.begin(kernel, slots)
-        step_slots(kernel, slots)
+        first = step_slots(kernel, slots)
         for slot in slots:
             num_positions = kernel._state[slot].num_prompt = _SPAN_EDGES[slot % len(_SPAN_EDGES)]
             fill_positions(kernel, slot, num_positions)
+        return first
 
 
 MakeWideRig = Callable[..., WideRig]

@@ -59,11 +59,11 @@ def test_emulated_durations_match_the_cpu(
     emulated: EmulatedAlign, dtype: torch.dtype, aligned: bool
 ) -> None:
     """For any partition of the work, and with a delayed block."""
-    rng = random.Random(0)
+    rng = random.Random(f"{dtype} {aligned}")
     # Small, large, along the diagonal, and with tokens longer than the window of the traceback.
     shapes = [(10, 40), (150, 400), (300, 600), (260, 0), (5, 4000), (70, 3000)]
-    for seed in range(60):
-        max_tokens, max_frames = rng.choice(shapes)
+    for seed in range(24):
+        max_tokens, max_frames = shapes[seed % 6]
         batch, as_float32 = with_dtype(random_batch(seed, max_tokens, max_frames, 3), dtype)
         items, tokens, frames = batch.scores.shape
         storage = torch.empty(

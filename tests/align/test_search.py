@@ -41,12 +41,12 @@ def test_result_is_the_best_of_all_paths(ties: bool) -> None:
 
 def test_ragged_items_match_a_plain_search() -> None:
     count = 0
-    for seed in range(500):
+    for seed in range(200):
         batch = random_batch(seed, 24, 70)
         found = mas(batch.scores, batch.text, batch.frames)
         assert torch.equal(found, plain_batch_durations(batch)), seed
         count += len(found)
-    assert count >= 2000
+    assert count >= 800
 
 
 @pytest.mark.skipif(find_spec("monotonic_alignment_search") is None, reason="a test extra")
@@ -56,13 +56,13 @@ def test_ragged_items_match_the_cython_package() -> None:
     )
 
     count = 0
-    for seed in range(500):
+    for seed in range(200):
         batch = random_batch(seed, 40, 120)
         mask = _mask(batch)
         from_cython = cython_path(batch.scores.clone(), mask)
         assert torch.equal(maximum_path(batch.scores, mask), from_cython), seed
         count += len(mask)
-    assert count >= 2000
+    assert count >= 800
 
 
 def _mask(batch: Batch) -> Tensor:
@@ -154,7 +154,7 @@ def test_nan_counts_as_minus_infinity() -> None:
     """Also sums of infinities of both signs. If all scores are minus infinity, all paths tie."""
     rng = np.random.default_rng(1)
     values = np.array([0, 1, -1, -np.inf, np.nan], np.float32)
-    for _ in range(200):
+    for _ in range(60):
         scores = rng.choice(values, (6, 14), p=[0.3, 0.2, 0.2, 0.2, 0.1])
         found = mas(torch.from_numpy(scores[None]))[0].tolist()
         lowered = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)

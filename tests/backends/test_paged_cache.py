@@ -22,7 +22,7 @@ from tests.comparison import (
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 
 _MAX_POSITIONS = 320  # three pages of 128
-_EDGES = (126, 127, 128, 129, 254, 255, 256, 5)  # a stream makes two frames from here on
+_EDGES = (126, 127, 128, 255, 5)  # a stream makes two frames from here on
 Codes = list[list[int]]
 
 
@@ -74,12 +74,12 @@ def _speech_at_edges(b: Comparison, kernel: Megakernel, slots: Sequence[int]) ->
 
 
 def test_pages_in_any_order_give_the_same_codes_and_keys(comparison: MakeComparison) -> None:
-    """Of eight streams in one launch, and of one."""
+    """Of five streams in one launch, and of one."""
     b = comparison("0b6", blocks=2, shallow=True)  # keys and pages of the other size are equal
-    kernel = _kernel(b, 8)
-    expected = _speech_at_edges(b, kernel, range(8))
-    for seed, slots in ((1, range(8)), (2, [5])):
-        kernel = _kernel(b, 8)
+    kernel = _kernel(b, 5)
+    expected = _speech_at_edges(b, kernel, range(5))
+    for seed, slots in ((1, range(5)), (2, [3])):
+        kernel = _kernel(b, 5)
         shuffle_pages(kernel, seed)
         assert _speech_at_edges(b, kernel, slots) == [expected[slot] for slot in slots]
         free = [*kernel._cache._pool._free]

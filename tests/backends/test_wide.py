@@ -27,7 +27,7 @@ Codes = list[list[int]]
 
 def test_streams_that_join_and_leave_have_their_own_codes(make_wide_rig: MakeWideRig) -> None:
     """A launch mixes first frames, later frames, and slots in another order."""
-    rig = make_wide_rig("1b7", 16)  # with an input projection; other tests use the smaller one
+    rig = make_wide_rig("1b7", 16)  # with an input projection
     few = [0, 3, 5, 6, 7, 8, 9]
     rig.begin(rig.wide, range(10))
     wide = [step_slots(rig.wide, range(9)), step_slots(rig.wide, [9, 7, 0, 5, 1, 2, 3, 4, 8])]
@@ -38,31 +38,21 @@ def test_streams_that_join_and_leave_have_their_own_codes(make_wide_rig: MakeWid
     assert_same_caches(rig.wide, rig.narrow, few)
 
 
-def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(
-    make_wide_rig: MakeWideRig,
-) -> None:
-    rig = make_wide_rig("0b6", 64)
-    few = [0, 8, 31, 32]
-    rig.begin(rig.narrow, few)
-    expected = step_slots(rig.narrow, few)
-    rig.begin(rig.wide, range(33))
-    codes = step_slots(rig.wide, range(33))
-    assert rig.module.launched == ["prefill_wide"] * 2 + ["generate_wide"]
-    assert {slot: codes[slot] for slot in few} == expected
-    assert_same_caches(rig.wide, rig.narrow, few)
-
-
-@pytest.mark.parametrize(("width", "few"), [(16, range(1, 9)), (64, (0, 7, 8, 30, 31, 32))])
+@pytest.mark.parametrize(
+    ("size", "width", "few"), [("1b7", 16, range(1, 9)), ("0b6", 64, (0, 7, 8, 30, 31, 32))]
+)
 def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
-    make_wide_rig: MakeWideRig, width: int, few: Sequence[int]
+    make_wide_rig: MakeWideRig, size: Size, width: int, few: Sequence[int]
 ) -> None:
-    rig, streams = make_wide_rig("0b6", width), range(max(few) + 1)
-    rig.continue_at(rig.wide, streams)
+    """First frames, and frames at the edges of spans."""
+    rig, streams = make_wide_rig(size, width), range(max(few) + 1)
+    first = rig.continue_at(rig.wide, streams)
     wide = step_slots(rig.wide, streams)
+    assert rig.module.launched == 2 * ["prefill_wide"] * (width > 16) + 2 * ["generate_wide"]
     free = [*rig.wide._cache._pool._free]
     assert rig.wide._buffers.keys[free].isnan().all(), "a page of no slot was written"
     assert rig.wide._buffers.values[free].isnan().all()
-    rig.continue_at(rig.narrow, few)
+    assert rig.continue_at(rig.narrow, few) == {slot: first[slot] for slot in few}
     assert step_slots(rig.narrow, few) == {slot: wide[slot] for slot in few}
     assert_same_caches(rig.wide, rig.narrow, few)
 
@@ -71,7 +61,7 @@ def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(
     make_wide_rig: MakeWideRig,
 ) -> None:
     """Shared memory of the kernel for eight columns of prompts has no room for 64 streams."""
-    rig = make_wide_rig("0b6", 16)
+    rig = make_wide_rig("1b7", 16)
     kernel, states = rig.narrow, []
     for num_streams in (1, 64):
         kernel._buffers.params.num_streams = num_streams  # of the launch before
@@ -82,7 +72,7 @@ def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(
     assert all(map(torch.equal, *states))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SIZES)  # only the larger one has an input projection
 def test_schedules_change_neither_codes_nor_epochs(
     make_wide_rig: MakeWideRig, monkeypatch: pytest.MonkeyPatch, size: Size
 ) -> None:
@@ -101,7 +91,7 @@ def test_schedules_change_neither_codes_nor_epochs(
 def test_a_wait_that_times_out_ends_the_launch(
     make_wide_rig: MakeWideRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_wide_rig("0b6", 16)
+    rig = make_wide_rig("1b7", 16)
     rig.begin(rig.wide, range(9))
     with monkeypatch.context() as patched:
         patched.setattr(megakernel, "_TIMEOUT_NS", 0)

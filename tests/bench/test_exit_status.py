@@ -19,7 +19,7 @@ import megakernel_tts.tts
 for program in {programs}:
     if os.fork() == 0:
         exec(program, {{}})
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)  # or later children print it, too
 """
 PROGRAM = "import sys\n{state}\nraise SystemExit({status})"
 # The command with programs of which the third ends with standard input.

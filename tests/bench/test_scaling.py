@@ -22,8 +22,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def test_one_and_two_engines_are_measured_and_one_is_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("gpus", [[2], pytest.param([1, 2], marks=pytest.mark.slow)])
+def test_engines_are_measured_and_one_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    gpus: list[int],
 ) -> None:
     monkeypatch.setattr(scaling, "find_largest_rate", lambda holds, known: 4.0 if holds(9) else 2.0)
     monkeypatch.setattr(scaling, "_WARM_UP_S", 0.1)
@@ -31,13 +35,14 @@ def test_one_and_two_engines_are_measured_and_one_is_killed(
     file = tmp_path / "scaling.json"
     options = ["--rates", "24", "--duration", "1.2", "--search-duration", "0.3", "--kill"]
     options += ["--slots", "64", "--p95-ms", "60000", "--max-underruns", "1", "--json", str(file)]
+    options += ["--gpus", ",".join(map(str, gpus))]
     run(monkeypatch, *SIMULATED, *options)
     report: dict[str, Any] = json.loads(file.read_text())
-    assert report["largest_rate_by_gpus"] == {"1": 4.0, "2": 4.0}
-    assert report["ratio_of_largest_rates"] == 1.0
+    assert report["largest_rate_by_gpus"] == {str(count): 4.0 for count in gpus}
+    assert report["ratio_of_largest_rates"] == (1.0 if len(gpus) > 1 else None)
     loads = [(run["gpus"], run["figures"]["rate"], run["search"]) for run in report["runs"]]
     assert loads == [
-        (gpus, rate, search) for gpus in (1, 2) for rate, search in ((24.0, False), (9, True))
+        (count, rate, search) for count in gpus for rate, search in ((24.0, False), (9, True))
     ]
     for each in report["runs"]:
         figures, cores = each["figures"], each["cores"]

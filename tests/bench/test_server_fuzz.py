@@ -14,7 +14,7 @@ from megakernel_tts.server.app import Server
 
 @pytest.mark.parametrize(
     ("num_requests", "num_messages"),
-    [(60, 100), pytest.param(20_000, 20_000, marks=pytest.mark.slow)],
+    [(60, 300), pytest.param(20_000, 20_000, marks=pytest.mark.slow)],
 )
 def test_odd_requests_and_messages_meet_no_internal_error(
     num_requests: int, num_messages: int

@@ -27,7 +27,7 @@ def decode_chunks(decoder: Decoder, codes: torch.Tensor, sizes: list[int]) -> to
     return torch.cat(waves)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 72, 159])
+@pytest.mark.parametrize("size", [1, 3, 50, 72, 159])
 def test_streaming_equals_whole(decoder: Decoder, size: int) -> None:
     codes = some_codes(FRAMES, 0)
     whole = decode_chunks(decoder, codes, [FRAMES])

@@ -102,56 +102,78 @@ class PinnedAddress {
 
 using Row = float __attribute__((vector_size(32)));
 
-// Multiplies for a warp: `lanes` are its 32 operands.
-template <class Unpack, class Add>
-inline void multiply_warp(MmaOperands* lanes, Unpack unpack, Add add) {
-  Row b[16];
-  for (int k = 0; k < 8; ++k) {  // pairs of K
-    for (int column = 0; column < 8; ++column) {
-      const float2 pair = unpack(lanes[4 * column + k % 4].pairs[4 + k / 4]);
-      b[2 * k][column] = pair.x, b[2 * k + 1][column] = pair.y;
-    }
+struct Bf16Numbers {
+  static Row unpack(const uint16_t* numbers) {
+    using Halves = uint16_t __attribute__((vector_size(16)));
+    using Words = uint32_t __attribute__((vector_size(32)));
+    Halves halves;
+    memcpy(&halves, numbers, sizeof halves);
+    return reinterpret_cast<Row>(__builtin_convertvector(halves, Words) << 16);
+  }
+  static void add(Row& sums, float x, const Row& even, float y, const Row& odd) {
+    sums += x * even;
+    sums += y * odd;
+  }
+};
+struct F16Numbers {
+  static Row unpack(const uint16_t* numbers) {
+    using Halves = int16_t __attribute__((vector_size(16)));
+    Halves halves;
+    memcpy(&halves, numbers, sizeof halves);
+    return __builtin_ia32_vcvtph2ps256(halves);  // __builtin_convertvector takes them one by one
+  }
+  static void add(Row& sums, float x, const Row& even, float y, const Row& odd) {
+    sums += x * even + y * odd;
+  }
+};
+
+// Lane 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8 of A, the same
+// rows of column g of B, and columns 2 t and 2 t + 1 of rows g and g + 8 of the sums.
+inline void set_a(MmaOperands& warp, int lane, uint4 a) {
+  const int g = lane / 4, t = lane % 4;
+  memcpy(&warp.a[g][2 * t], &a.x, 4), memcpy(&warp.a[g][2 * t + 8], &a.z, 4);
+  memcpy(&warp.a[g + 8][2 * t], &a.y, 4), memcpy(&warp.a[g + 8][2 * t + 8], &a.w, 4);
+}
+inline void set_b(MmaOperands& warp, int lane, uint2 b) {
+  const int g = lane / 4, t = lane % 4;
+  warp.b[2 * t][g] = b.x, warp.b[2 * t + 1][g] = b.x >> 16;
+  warp.b[2 * t + 8][g] = b.y, warp.b[2 * t + 9][g] = b.y >> 16;
+}
+inline void set_sums(MmaOperands& warp, int lane, const float* sums) {
+  memcpy(&warp.sums[lane / 4][lane % 4 * 2], sums, 8);
+  memcpy(&warp.sums[lane / 4 + 8][lane % 4 * 2], sums + 2, 8);
+}
+inline void get_sums(const MmaOperands& warp, int lane, float* sums) {
+  memcpy(sums, &warp.sums[lane / 4][lane % 4 * 2], 8);
+  memcpy(sums + 2, &warp.sums[lane / 4 + 8][lane % 4 * 2], 8);
+}
+
+template <class Numbers>
+inline void multiply_warp(MmaOperands& warp) {
+  Row a[16][2], b[16];
+  for (int k = 0; k < 16; ++k) b[k] = Numbers::unpack(warp.b[k]);
+  for (int row = 0; row < 16; ++row) {
+    for (int half = 0; half < 2; ++half) a[row][half] = Numbers::unpack(&warp.a[row][8 * half]);
   }
   for (int row = 0; row < 16; ++row) {
-    MmaOperands* row_lanes = lanes + row % 8 * 4;
-    const int first = row / 8 * 2;
-    Row sums;
-    for (int column = 0; column < 8; ++column) {
-      sums[column] = row_lanes[column / 2].sums[first + column % 2];
-    }
-    for (int k = 0; k < 8; ++k) {
-      const float2 pair = unpack(row_lanes[k % 4].pairs[first + k / 4]);
-      add(sums, pair, b[2 * k], b[2 * k + 1]);
-    }
-    for (int column = 0; column < 8; ++column) {
-      row_lanes[column / 2].sums[first + column % 2] = sums[column];
-    }
+    const float* values = reinterpret_cast<const float*>(a[row]);
+    Row& sums = *reinterpret_cast<Row*>(warp.sums[row]);
+    for (int k = 0; k < 16; k += 2) Numbers::add(sums, values[k], b[k], values[k + 1], b[k + 1]);
   }
 }
 
-template <class Unpack, class Add>
-inline void emulate_mma(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add add) {
+template <class Numbers>
+inline void emulate_mma(float (&acc)[4], uint4 a, uint2 b) {
   Machine& m = machine();
-  MmaOperands& own = m.operands[m.fiber_idx];
-  const uint32_t pairs[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
-  memcpy(own.pairs, pairs, sizeof pairs);
-  memcpy(own.sums, acc, sizeof acc);
-  wait_at(own_warp_barrier(), 32,
-          [&] { multiply_warp(&m.operands[m.fiber_idx / 32 * 32], unpack, add); });
-  memcpy(acc, own.sums, sizeof acc);
+  MmaOperands& warp = m.operands[m.fiber_idx / 32];
+  const int lane = lane_idx();
+  set_a(warp, lane, a), set_b(warp, lane, b), set_sums(warp, lane, acc);
+  wait_at(own_warp_barrier(), 32, [&] { multiply_warp<Numbers>(warp); });
+  get_sums(warp, lane, acc);
 }
-inline void mma_m16n8k16(float (&acc)[4], uint4 a, uint2 b) {
-  auto unpack = [](uint32_t pair) { return unpack_bf16(pair); };
-  emulate_mma(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
-    sums += pair.x * even;
-    sums += pair.y * odd;
-  });
-}
+inline void mma_m16n8k16(float (&acc)[4], uint4 a, uint2 b) { emulate_mma<Bf16Numbers>(acc, a, b); }
 inline void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
-  auto unpack = [](uint32_t pair) { return unpack_f16(pair); };
-  emulate_mma(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
-    sums += pair.x * even + pair.y * odd;
-  });
+  emulate_mma<F16Numbers>(acc, a, b);
 }
 
 // --- mbarrier.cuh ---

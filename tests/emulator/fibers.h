@@ -49,11 +49,10 @@ megakernel_switch:
   ret
 )");
 
-// A lane's operands of a matrix instruction: pairs of numbers of A and B, and sums. Rows g and g +
-// 8 of A and column g of B are in the lanes 4 g + t.
-struct MmaOperands {
-  uint32_t pairs[6];
-  float sums[4];
+// The operands of a warp's matrix instruction, of 16-bit numbers, and its sums.
+struct alignas(32) MmaOperands {
+  uint16_t a[16][16], b[16][8];
+  float sums[16][8];
 };
 
 struct Machine {
@@ -64,7 +63,7 @@ struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Barrier> block_barriers, warp_barriers;
   std::vector<uint32_t> lane_values[2];  // [fibers, 2]: values shared within a warp, alternately
-  std::vector<MmaOperands> operands;     // [fibers]
+  std::vector<MmaOperands> operands;     // [warps]
   void* scheduler = nullptr;
   bool polled = false;  // the running warp polls: it ends its turn
   void (*body)(const void*) = nullptr;
@@ -204,7 +203,7 @@ inline void run_fibers(int num_blocks, int num_threads, int late, int first_bloc
   m.block_barriers.resize(2 * num_blocks);
   m.warp_barriers.resize(num_fibers / 32);
   for (auto& values : m.lane_values) values.resize(num_fibers * 2);
-  m.operands.resize(num_fibers);
+  m.operands.resize(num_fibers / 32);
   // No multiple of a page: the tops of all stacks would have the same lines of the cache.
   constexpr size_t kStackBytes = (64 << 10) + 17 * 64;
   static std::vector<void*> stacks;  // kept from launch to launch

@@ -74,6 +74,8 @@ inline float2 unpack_f16(uint32_t bits) {
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float approx_reciprocal(float x) { return 1.0f / x; }
 inline float divide(float a, float b) { return a / b; }
+// Of the host's library, a call.
+inline float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
 inline float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
 inline float max_propagate_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 inline uint32_t shift_in_less_than(uint32_t bits, float a, float b) { return bits << 1 | (a < b); }

@@ -23,7 +23,7 @@ struct MatrixDescriptor {
 struct PendingProduct {
   float* sums;
   int num_columns;
-  uint32_t a[4];  // as MmaOperands has them
+  uint4 a;
   MatrixDescriptor b;
   bool adds;
 };
@@ -50,26 +50,19 @@ inline void warpgroup_commit() {
 // Multiplies 16 rows of a warp: for every eight columns the products and sums of mma_m16n8k16_f16.
 inline void multiply_warp_rows(const PendingProduct* const (&lanes)[32]) {
   const MatrixDescriptor& b = lanes[0]->b;
+  MmaOperands warp;
+  for (int lane = 0; lane < 32; ++lane) set_a(warp, lane, lanes[lane]->a);
   for (int column = 0; column < lanes[0]->num_columns; column += 8) {
-    MmaOperands operands[32];
     for (int lane = 0; lane < 32; ++lane) {
-      MmaOperands& own = operands[lane];
-      memcpy(own.pairs, lanes[lane]->a, sizeof lanes[lane]->a);
       const char* from = b.at + column / 8 * b.column_stride + lane / 4 * 16 + lane % 4 * 4;
-      memcpy(&own.pairs[4], from, 4);
-      memcpy(&own.pairs[5], from + b.k_stride, 4);
-      for (int i = 0; i < 4; ++i) {
-        own.sums[i] = lanes[lane]->adds ? lanes[lane]->sums[column / 2 + i] : 0.0f;
-      }
+      uint2 pairs;
+      memcpy(&pairs.x, from, 4), memcpy(&pairs.y, from + b.k_stride, 4);
+      set_b(warp, lane, pairs);
+      const float zeros[4] = {};
+      set_sums(warp, lane, lanes[lane]->adds ? &lanes[lane]->sums[column / 2] : zeros);
     }
-    multiply_warp(
-        operands, [](uint32_t pair) { return unpack_f16(pair); },
-        [](Row& sums, float2 pair, const Row& even, const Row& odd) {
-          sums += pair.x * even + pair.y * odd;
-        });
-    for (int lane = 0; lane < 32; ++lane) {
-      memcpy(&lanes[lane]->sums[column / 2], operands[lane].sums, sizeof operands[lane].sums);
-    }
+    multiply_warp<F16Numbers>(warp);
+    for (int lane = 0; lane < 32; ++lane) get_sums(warp, lane, &lanes[lane]->sums[column / 2]);
   }
 }
 
@@ -95,8 +88,7 @@ inline void pin_sums(float (&)[kSize]) {}
 
 template <int kSize>
 inline void warpgroup_mma_f16(float (&sums)[kSize], uint4 a, MatrixDescriptor b, bool adds) {
-  product_queue(machine().fiber_idx)
-      .issued.push_back({sums, 2 * kSize, {a.x, a.z, a.y, a.w}, b, adds});
+  product_queue(machine().fiber_idx).issued.push_back({sums, 2 * kSize, a, b, adds});
 }
 
 }  // namespace megakernel

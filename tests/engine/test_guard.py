@@ -129,7 +129,6 @@ def test_digits_and_symbols_take_longer_than_letters() -> None:
 
 
 SENTENCES = [
-    "Yes, I can help you with that. What is your order number?",
     "Your appointment is on Tuesday, the 14th of May, at 3:45 p.m.",
     "Thank you for calling. Please hold the line.",
 ]

@@ -52,7 +52,7 @@ def test_streams_of_random_lengths_all_finish_with_their_codes(
             largest=rng.choice((1, 4)),
             ahead=rng.choice((4, 400)),
         )
-        for i in range(12)
+        for i in range(8)
     ]
     for i, (made, finish) in enumerate(_read_all(sessions)):
         assert finish.reason == "eos"

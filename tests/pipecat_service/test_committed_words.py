@@ -14,7 +14,7 @@ from megakernel_tts import TTS
 from megakernel_tts.align.estimate import spoken_seconds
 from tests.pipecat_service.bot import Bot, Reply, leading_spaces, run_conversations
 
-pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
+pytestmark = pytest.mark.usefixtures("service")
 
 NUM_CONCURRENT = 12
 _NUM_WORDS = 60, 240

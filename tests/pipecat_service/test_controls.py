@@ -13,7 +13,7 @@ from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, run_conversations
 from tests.pipecat_service.test_barge_in import assert_words_match_audio, without_tags
 
-pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
+pytestmark = pytest.mark.usefixtures("service")
 
 Settings = MegakernelTTSService.Settings
 TABLE = {"GPU": "gee pee you", "nginx": "engine ex"}
@@ -32,6 +32,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\s*\S+", text)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("tokenize", [words, list], ids=["words", "characters"])
 def test_the_conversation_keeps_the_text_and_no_tag_is_spoken(
     engine: TTS, tokenize: Callable[[str], list[str]]
@@ -101,6 +102,7 @@ def test_a_barge_in_leaves_the_words_that_had_begun_at_another_speed(
         assert_words_match_audio(bot, expected, np.cumsum([0.0, *seconds])[:-1].tolist())
 
 
+@pytest.mark.contract
 def test_a_turn_with_tags_only_is_no_speech(engine: TTS) -> None:
     bot = Bot(engine, '<emotion value="sad"/> <break time="1s"/>', "Hello.")
 
@@ -112,6 +114,7 @@ def test_a_turn_with_tags_only_is_no_speech(engine: TTS) -> None:
     assert bot.said[-1] == "Hello." and not bot.errors
 
 
+@pytest.mark.contract
 def test_the_controls_may_change_within_a_turn(engine: TTS) -> None:
     change = TTSUpdateSettingsFrame(delta=Settings(speed=2.0, pronunciations={"SQL": "sequel"}))
     invalid = TTSUpdateSettingsFrame(delta=Settings(speed=9.0))

@@ -29,7 +29,7 @@ from tests.pipecat_service.agents import ROOT, running_agent
 RATE = 16_000
 PACKET = 320  # samples: 20 ms
 COMMAND = (str(ROOT / "examples" / "local_agent.py"),)
-SENTENCE = "The weather is very nice in the garden today."
+SENTENCE = "The weather is nice today."
 
 
 class Microphone:

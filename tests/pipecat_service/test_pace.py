@@ -9,8 +9,6 @@ from megakernel_tts import TTS
 from pipecat_service.pace import WritingPace
 from tests.pipecat_service.bot import Bot, leading_spaces, run_conversations, spaced_words
 
-pytestmark = pytest.mark.contract
-
 
 class Writer:
     """A pace on a clock that the test sets."""

@@ -259,7 +259,6 @@ def test_speech_before_and_after_a_tool_call_is_spoken(scarce: TTS) -> None:
     assert bot.said == [first, second] and not bot.errors
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize("tokenize", [tokens, list], ids=["parts of words", "characters"])
 def test_a_stall_within_a_word_does_not_divide_it_while_there_is_speech(
     scarce: TTS, tokenize: Callable[[str], list[str]]
@@ -272,7 +271,6 @@ def test_a_stall_within_a_word_does_not_divide_it_while_there_is_speech(
     assert "Hamburg" in [frame.text for frame in bot.played_of(TTSTextFrame)]
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -296,7 +294,6 @@ def test_a_word_that_a_long_stall_divides_is_one_word_in_the_conversation(
     assert bot.said == [said] and not bot.errors
 
 
-@pytest.mark.contract
 def test_a_short_stall_does_not_divide_speech(scarce: TTS) -> None:
     """Speech continues in the same segment if text arrives before its audio ends."""
     start = f"{SENTENCES[0]} {SENTENCES[2]} Your package will arrive on"

@@ -32,8 +32,6 @@ from tests.pipecat_service.serving import LoopServer, local_sockets, serving, st
 from tests.pipecat_service.test_underruns import make_engine, word_starts
 from tests.server.running import LOCKED, running_server
 
-pytestmark = pytest.mark.contract
-
 Settings = MegakernelTTSSettings
 REPLY = "One two three, four five six. Seven eight nine! Ten eleven, twelve thirteen."
 WORDS = REPLY.split()
@@ -75,6 +73,7 @@ async def first_audio(bot: Bot) -> None:
     await bot.wait_until(lambda: bot.played_speech_s >= 0.5)
 
 
+@pytest.mark.contract
 def test_a_server_that_ends_within_a_turn_fails_that_turn_and_no_other(
     engine: TTS, tmp_path: Path
 ) -> None:
@@ -105,6 +104,7 @@ def test_a_server_that_ends_within_a_turn_fails_that_turn_and_no_other(
     converse(bot, drive, path=path)
 
 
+@pytest.mark.contract
 def test_a_lost_connection_is_opened_again_for_the_rest_of_the_turn(engine: TTS) -> None:
     bot = Bot(engine, [REPLY, 2.0, " Fourteen fifteen."])
 
@@ -121,6 +121,7 @@ def test_a_lost_connection_is_opened_again_for_the_rest_of_the_turn(engine: TTS)
     assert REPLY.startswith(before[0]) and rest == " fifteen."
 
 
+@pytest.mark.contract
 def test_a_server_that_starts_after_the_service_is_used(engine: TTS, tmp_path: Path) -> None:
     bot, path = Bot(engine, "One two.", "Three four."), tmp_path / "socket"
 
@@ -142,6 +143,7 @@ def test_a_server_that_starts_after_the_service_is_used(engine: TTS, tmp_path: P
     assert settings["model"] == "simulated" and settings["voice"] == "ryan"
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("keywords", "category", "sentence"),
     [
@@ -172,6 +174,7 @@ def test_a_service_that_could_not_speak_is_unusable_from_the_start(
     assert not bot.tts.is_usable
 
 
+@pytest.mark.contract
 def test_an_interruption_frees_the_stream_of_the_server(engine: TTS) -> None:
     bot = Bot(engine, REPLY * 5, "Next.")
 
@@ -190,6 +193,7 @@ def test_an_interruption_frees_the_stream_of_the_server(engine: TTS) -> None:
     assert bot.said[-1].endswith("Next.") and not bot.errors
 
 
+@pytest.mark.contract
 def test_voices_that_are_cloned_on_the_server_are_known_at_once() -> None:
     anna, ben = Voice(torch.zeros(1)), Voice(torch.ones(1))
     with simulated_tts(num_slots=2, frame_seconds=0.001, kind="base") as tts:
@@ -247,6 +251,7 @@ def test_words_are_committed_when_their_audio_begins_on_a_network_that_stalls() 
     assert len({len(said) for _, said, _ in turns}) >= 5, "the instants are too close to each other"
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("keywords", "error", "sentence"),
     [
@@ -286,6 +291,7 @@ print(sorted(name for name in sys.modules if name.startswith("megakernel_tts.eng
 """
 
 
+@pytest.mark.contract
 def test_the_service_speaks_in_a_process_without_torch(engine: TTS) -> None:
     with running_server(engine) as server:
         result = subprocess.run(

@@ -34,8 +34,6 @@ from pipecat_service import MegakernelSTTService
 from tests.pipecat_service.caller import PACKET_S, Caller, run_calls
 from tests.pipecat_service.hearing import silence, speech, write_hearing_checkpoint
 
-pytestmark = pytest.mark.contract
-
 Settings = MegakernelSTTService.Settings
 RATE = 16_000
 
@@ -93,6 +91,7 @@ async def say(caller: Caller) -> None:
     await caller.play(silence(0.5), speech(1.5), silence(0.5))
 
 
+@pytest.mark.contract
 def test_the_final_comes_at_the_end_of_speech_and_ends_the_turn(stt: STT) -> None:
     """Without any wait, and with the words of all audio so far; interims come before."""
     call = Caller(stt)
@@ -110,6 +109,7 @@ def test_the_final_comes_at_the_end_of_speech_and_ends_the_turn(stt: STT) -> Non
     assert all(0 <= w.confidence <= 1 and w.start < w.end <= ours.seconds for w in ours.words)
 
 
+@pytest.mark.contract
 def test_interim_results_come_while_the_user_speaks(stt: STT) -> None:
     call = Caller(stt)
     run_calls([call], say)
@@ -172,6 +172,7 @@ def test_speech_without_words_has_no_result(tmp_path: Path) -> None:
     assert call.times_of(VADUserStoppedSpeakingFrame) and not call.results
 
 
+@pytest.mark.contract
 def test_without_a_detector_a_pause_ends_speech(stt: STT) -> None:
     call = Caller(stt, vad=False)
     run_calls(
@@ -192,6 +193,7 @@ def test_other_sample_rates_are_resampled(babbling: STT, rate: int) -> None:
     assert final.text and ids(result(final)) == ids(whole(babbling, pcm, rate))
 
 
+@pytest.mark.contract
 def test_muted_audio_is_silence(stt: STT) -> None:
     loud = speech(1.5)
 
@@ -210,6 +212,7 @@ def test_muted_audio_is_silence(stt: STT) -> None:
     assert ids(result(final)) == ids(whole(stt, heard[: round(result(final).seconds * RATE)]))
 
 
+@pytest.mark.contract
 def test_an_interruption_loses_no_words(stt: STT) -> None:
     async def drive(caller: Caller) -> None:
         await caller.play(silence(0.5), speech(1.5)[:12_000])
@@ -253,6 +256,7 @@ def test_a_caller_without_a_slot_gets_the_next_free_one(hearing: Path) -> None:
         engine.open().cancel()  # the slot is free again
 
 
+@pytest.mark.contract
 def test_a_failed_stream_is_reported_and_replaced(
     stt: STT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +280,7 @@ def test_a_failed_stream_is_reported_and_replaced(
     assert first.text and result(second).tokens[0].start > result(first).seconds
 
 
+@pytest.mark.contract
 def test_a_closed_engine_is_a_permanent_error(hearing: Path) -> None:
     engine = warm(hearing)
 
@@ -322,6 +327,7 @@ def test_a_final_of_speech_that_goes_on_is_dropped(
     assert result(final).tokens[0].start < 1.0 < 2.0 < result(final).tokens[-1].start
 
 
+@pytest.mark.contract
 def test_metrics_are_reported(stt: STT) -> None:
     call = Caller(stt)
     run_calls([call], say)
@@ -336,11 +342,13 @@ def test_metrics_are_reported(stt: STT) -> None:
     assert metadata.ttfs_p99_latency == max(0.21, 0.2 + latency_s)
 
 
+@pytest.mark.contract
 def test_the_time_to_the_final_can_be_given(stt: STT) -> None:
     service = MegakernelSTTService(engine=stt, ttfs_p99_latency=0.5)
     assert service.service_metadata_frame().ttfs_p99_latency == 0.5
 
 
+@pytest.mark.contract
 def test_new_settings_hold_after_the_turn(stt: STT) -> None:
     async def drive(caller: Caller) -> None:
         await caller.play(silence(0.5), speech(1.5)[:12_000])
@@ -359,6 +367,7 @@ def test_new_settings_hold_after_the_turn(stt: STT) -> None:
     assert result(second).tokens[0].start > result(first).seconds, "times begin anew"
 
 
+@pytest.mark.contract
 def test_invalid_settings_are_refused(stt: STT) -> None:
     async def drive(caller: Caller) -> None:
         delta = Settings(lookahead_ms=100)

@@ -98,6 +98,7 @@ def test_pasted_text_is_played_without_gaps(drive: Drive, server: RunningServer)
     drive(test)
 
 
+@pytest.mark.slow
 def test_escape_interrupts_speech_and_stream(drive: Drive, server: RunningServer) -> None:
     async def test(page: Page) -> None:
         await open_page(page, server)

@@ -72,21 +72,19 @@ def test_ragged_batches_are_decoded_as_by_torch(
     model = load(kind, blank_bias=blank_bias)
     args = model.weights.transducer, model.config.transducer
     torchs, ours = Transducer(*args), kernels(*args, place)
-    generator = np.random.default_rng(1)
-    for batch in range(2):
-        lengths = [0, *generator.integers(0, 10, generator.integers(1, 5)).tolist()]
-        frames = [random_frames(n, batch) for n in lengths]
-        (expected, after), (found, states) = decode(torchs, frames), decode_at(ours, frames)
-        assert_same(found, expected)
-        for mine, theirs in zip(states, after, strict=True):
-            for name in ("hidden", "cell", "output"):
-                value = getattr(mine, name).cpu()
-                assert torch.allclose(value, getattr(theirs, name), rtol=1e-4, atol=1e-5)
-            assert mine.frame.cpu() == theirs.frame
-            assert mine.num_frames.cpu() == theirs.num_frames
-        assert blank_bias != 100.0 or not any(found)
-        saturated = kind == "rnnt" and blank_bias == -100.0
-        assert not saturated or [len(f) for f in found] == [10 * n for n in lengths]
+    lengths = [0, 7, 1, 4]
+    frames = [random_frames(n, seed) for seed, n in enumerate(lengths)]
+    (expected, after), (found, states) = decode(torchs, frames), decode_at(ours, frames)
+    assert_same(found, expected)
+    for mine, theirs in zip(states, after, strict=True):
+        for name in ("hidden", "cell", "output"):
+            value = getattr(mine, name).cpu()
+            assert torch.allclose(value, getattr(theirs, name), rtol=1e-4, atol=1e-5)
+        assert mine.frame.cpu() == theirs.frame
+        assert mine.num_frames.cpu() == theirs.num_frames
+    assert blank_bias != 100.0 or not any(found)
+    saturated = kind == "rnnt" and blank_bias == -100.0
+    assert not saturated or [len(f) for f in found] == [10 * n for n in lengths]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -192,7 +190,7 @@ def test_the_number_of_thread_blocks_does_not_change_tokens(
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_schedule_does_not_change_tokens(seed: int, load: LoadModel) -> None:
     """With thread blocks and warps that pause at random, and a block 0 that begins late."""
     model = load("rnnt", blank_bias=2.0)
