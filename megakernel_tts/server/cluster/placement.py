@@ -44,6 +44,10 @@ def parse_gpus(option: str) -> Gpus:
 def place_engines(gpus: Gpus, environment: Mapping[str, str]) -> list[Placement]:
     """Places one engine on each GPU. Without any GPU, as many engines run on the CPU.
 
+    An engine on a GPU uses one thread for operations of the host, unless `OMP_NUM_THREADS` names
+    another number: its tensors there are small, and threads that sleep wake up late. On the CPU the
+    engines share the processors.
+
     Args:
         gpus: Indices as CUDA counts the GPUs that this process may use, or `all`.
         environment: The environment of this process.
@@ -62,8 +66,10 @@ def place_engines(gpus: Gpus, environment: Mapping[str, str]) -> list[Placement]
         raise ValueError(f"There is no GPU {missing[0]}; this process may use {num_gpus}.")
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(i) for i in range(num_gpus)]
+    threads = {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1")}
     return [
-        Placement(f"cuda:{i}", "cuda", {"CUDA_VISIBLE_DEVICES": names[i].strip()}) for i in indices
+        Placement(f"cuda:{i}", "cuda", threads | {"CUDA_VISIBLE_DEVICES": names[i].strip()})
+        for i in indices
     ]
 
 

@@ -44,6 +44,17 @@ def test_indices_count_the_gpus_that_the_environment_allows(num_gpus: int) -> No
         place_engines((0, 2), environment)
 
 
+@pytest.mark.parametrize("num_gpus", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("environment", "num_threads"), [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")]
+)
+def test_an_engine_on_a_gpu_has_one_thread_on_the_host(
+    num_gpus: int, environment: dict[str, str], num_threads: str
+) -> None:
+    places = place_engines("all", environment)
+    assert [p.environment["OMP_NUM_THREADS"] for p in places] == [num_threads] * num_gpus
+
+
 @pytest.mark.parametrize("num_gpus", [0], indirect=True)
 def test_without_a_gpu_as_many_engines_run_on_the_cpu(num_gpus: int) -> None:
     assert [(p.name, p.device) for p in place_engines((4, 7), {})] == [
