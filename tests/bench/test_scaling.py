@@ -1,12 +1,14 @@
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import scaling
+from bench.load import LoadClients
 from bench.scaling import main
 
 FRAMES, FRAME_MS = 25, 20.0  # 0.5 s for a request
@@ -20,6 +22,16 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         main()
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(("gpus", "ratio"), [((2, 1), 1.5), ((2,), None), ((2, 4), None)])
+def test_the_ratio_is_that_of_the_most_gpus_to_the_fewest(
+    gpus: Sequence[int], ratio: float | None
+) -> None:
+    plan = scaling.Plan(gpus, (1.0,), 1.0, 1.0, 100.0, 0.0, kill=False)
+    measured = scaling.Scaling(plan, LoadClients([]), lambda _: None)
+    measured.largest_rate = {1: 50.0, 2: 75.0, 4: None}
+    assert measured.ratio == ratio
 
 
 @pytest.mark.parametrize("gpus", [[2], pytest.param([1, 2], marks=pytest.mark.slow)])

@@ -114,11 +114,17 @@ def check_interruptions(engine: TTS, seed: int, num_turns: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "service", ["local", pytest.param("remote", marks=pytest.mark.slow)], indirect=True
+    ("service", "num_turns"),
+    [
+        ("local", 6),
+        pytest.param("local", 40, marks=pytest.mark.slow),
+        pytest.param("remote", 40, marks=pytest.mark.slow),
+    ],
+    indirect=["service"],
 )
-def test_words_are_committed_when_their_audio_begins(engine: TTS) -> None:
+def test_words_are_committed_when_their_audio_begins(engine: TTS, num_turns: int) -> None:
     """`tests.pipecat_service.search` checks other seeds."""
-    assert check_interruptions(engine, seed=11, num_turns=6) == 30
+    assert check_interruptions(engine, 11, num_turns) == 5 * num_turns
 
 
 BEFORE = "One two three four five six seven eight nine ten eleven twelve. "
