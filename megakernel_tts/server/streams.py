@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from megakernel_tts import LivePolicy, MegakernelTTSError, Sampling
+from megakernel_tts import ChunkPolicy, LivePolicy, MegakernelTTSError, Sampling
 from megakernel_tts.server.cloning import VoiceCloner
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
 from megakernel_tts.server.errors import RequestError, overload_error, request_error
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from megakernel_tts.server.tracing import Tracing
 
 _LIVE = LivePolicy()
+# For clients that take audio as it is made: larger chunks take less of the server's time.
+_UNPACED_CHUNKS = ChunkPolicy(largest=8, ahead=24)
 
 
 class SpeechStreams:
@@ -175,7 +177,7 @@ class SpeechStreams:
             request.language,
             request.instruct,
             sampling=request.sampling,
-            chunks=_LIVE.chunks,
+            chunks=_LIVE.chunks if request.paced else _UNPACED_CHUNKS,
             speed=request.speed,
             pronunciations=pronunciations,
             text=request.text,

@@ -15,7 +15,7 @@ from wyoming.event import Event, Eventable
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from bench.cartesia import cartesia_message
-from megakernel_tts import TTS
+from megakernel_tts import TTS, ChunkPolicy, LivePolicy, Session
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.reports import SpeechReport
 from megakernel_tts.server.speech_stream import SpeechRequest, SpeechStream
@@ -147,6 +147,25 @@ def test_speech_has_the_key_of_its_request_and_the_priority_of_its_protocol(
     assert report.priority is (other if named else protocol.default)
     assert report.caller.account.name == "test"
     assert request.paced is protocol.paced
+
+
+@pytest.mark.parametrize("name", ["openai", "cartesia socket"])
+def test_audio_that_is_not_paced_is_made_in_larger_chunks(
+    locked: RunningServer, opened: Opened, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    policies, aopen = queue.Queue[ChunkPolicy](), locked.tts.aopen
+
+    async def recorded(*arguments: Any, chunks: ChunkPolicy, **keywords: Any) -> Session:
+        policies.put(chunks)
+        return await aopen(*arguments, chunks=chunks, **keywords)
+
+    monkeypatch.setattr(locked.tts, "aopen", recorded)
+    protocol, live = PROTOCOLS[name], LivePolicy().chunks
+    protocol.speak(locked, None, opened)
+    policy = policies.get(timeout=TIMEOUT_S)
+    assert policy.first == live.first == 1
+    assert (policy == live) is protocol.paced
+    assert (policy.largest > live.largest) is not protocol.paced
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
