@@ -83,7 +83,7 @@ def assert_speaks(voice: Path) -> None:
 def assert_is_evaluated(work: Work) -> None:
     """Speech and recordings are compared; transcripts with one error in three have that rate."""
     with TTS.load(work.voice, device="cpu", slots=2) as tts:
-        speak.speak_held_out(tts, work, streams=2, max_frames=12)
+        speak.speak_held_out(tts, work, streams=2, max_frames=6)
     speech = evaluate.recordings(work)
     assert all(len(recorded) == 3 for recorded in speech.values())
     heard = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])

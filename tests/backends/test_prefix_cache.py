@@ -181,7 +181,7 @@ def test_the_cache_does_not_change_codes_of_the_reference(
     load: Callable[..., LoadedModel], limit_bytes: int
 ) -> None:
     """With a limit of one voice, so that they evict each other, and of two."""
-    loaded = load("custom_voice", "1b7")
+    loaded = load("custom_voice", "1b7", shallow=True)
     backend, prompts = loaded.engine.backend, _prompts(loaded)
     assert isinstance(backend, Reference)
     pad = loaded.engine.prompt_builder.pad

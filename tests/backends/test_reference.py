@@ -65,7 +65,7 @@ SAMPLINGS = [
 
 def test_batching_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
     """Streams join and leave at any time, in any slot."""
-    loaded = load(size="1b7")
+    loaded = load(size="1b7", shallow=True)
     count = 8
     solo: list[list[list[int]]] = []
     for text, sampling in zip(TEXTS, SAMPLINGS, strict=True):
@@ -129,7 +129,7 @@ def test_swapping_does_not_change_codes(
 
 
 def test_the_slot_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
-    loaded = load()
+    loaded = load(shallow=True)
     runs = []
     for slot, seed in ((0, 9), (3, 9), (1, 10)):
         reference = make(loaded)
@@ -140,7 +140,7 @@ def test_the_slot_does_not_change_codes(load: Callable[..., LoadedModel]) -> Non
 
 
 def test_feeding_text_late_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
-    loaded = load()
+    loaded = load(shallow=True)
     prompt_builder = loaded.engine.prompt_builder
     reference = make(loaded)
     start(reference, loaded, 0, TEXTS[0], Sampling(seed=1))
@@ -166,7 +166,7 @@ def test_feeding_text_late_does_not_change_codes(load: Callable[..., LoadedModel
 def test_control_ids_and_an_early_end_of_speech_are_not_sampled(
     load: Callable[..., LoadedModel],
 ) -> None:
-    loaded = load()
+    loaded = load(shallow=True)
     eos = loaded.config.talker.control.eos
     reference = make(loaded)
     head = reference.model.talker.head
@@ -190,7 +190,7 @@ def test_control_ids_and_an_early_end_of_speech_are_not_sampled(
 def test_a_failed_step_does_not_change_later_codes(
     load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load()
+    loaded = load(shallow=True)
     reference = make(loaded)
     start(reference, loaded, 0, TEXTS[0], Sampling(seed=1))
     expected = frames(reference, 0, 6)
@@ -204,7 +204,7 @@ def test_a_failed_step_does_not_change_later_codes(
 
 
 def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., LoadedModel]) -> None:
-    loaded = load()
+    loaded = load(shallow=True)
     reference = make(loaded)
     prompt = torch.zeros(128, loaded.config.talker.stack.hidden_size)
     with pytest.raises(ValueError, match="128 does not fit 128"):
@@ -212,7 +212,7 @@ def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., LoadedModel])
 
 
 def test_logits_that_are_not_finite_are_an_error(load: Callable[..., LoadedModel]) -> None:
-    loaded = load()
+    loaded = load(shallow=True)
     reference = make(loaded)
     prompt = torch.full((3, loaded.config.talker.stack.hidden_size), torch.nan)
     reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])

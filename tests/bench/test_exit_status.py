@@ -13,9 +13,11 @@ from megakernel_tts.model.demo import DEMO_NOTE
 
 # Forks a process for each program, since the import of torch takes seconds; prints their statuses.
 FORKING = """
+import gc
 import os
 import megakernel_tts.tts
 
+gc.freeze()  # or each child collects the objects of torch when it ends
 for program in {programs}:
     if os.fork() == 0:
         exec(program, {{}})

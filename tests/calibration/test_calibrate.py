@@ -10,7 +10,7 @@ from megakernel_tts.calibration.ground_truth import FORMAT
 from megakernel_tts.cli.main import main
 from megakernel_tts.model.hub import find_checkpoint
 
-SENTENCES = ["Your package will arrive on Thursday afternoon.", "Thank you for calling."]
+SENTENCES = ["Thank you for calling.", "Can you tell me more?"]
 
 
 def timed_speeches() -> list[dict[str, object]]:

@@ -73,6 +73,13 @@ def decoder(codec: Codec, make: Make) -> CudaDecoder:
     return make(codec)
 
 
+@pytest.fixture(scope="module")
+def streams(decoder: CudaDecoder) -> list[tuple[Tensor, NDArray[np.int16]]]:
+    """Codes of three streams, and the samples of each alone in one chunk."""
+    codes = [some_codes(20, seed) for seed in range(3)]
+    return [(one, decode_chunks(decoder, 0, one, [20])) for one in codes]
+
+
 def test_samples_match_plain_torch(codec: Codec, decoder: CudaDecoder) -> None:
     """For more frames than the attention window and the KV ring have."""
     codes = some_codes(100, 0)
@@ -93,9 +100,10 @@ def test_demo_voice_matches_plain_torch(make: Make) -> None:
     assert signal_to_noise(samples, decode_with_torch((weights, config), codes)) >= 60
 
 
-def test_batching_and_chunking_do_not_change_samples(decoder: CudaDecoder) -> None:
-    codes = [some_codes(20, seed) for seed in range(3)]
-    solo = [decode_chunks(decoder, 0, c, [20]) for c in codes]
+def test_batching_and_chunking_do_not_change_samples(
+    decoder: CudaDecoder, streams: list[tuple[Tensor, NDArray[np.int16]]]
+) -> None:
+    codes, solo = zip(*streams, strict=True)
     for slot in range(3):
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
@@ -126,9 +134,10 @@ def pending_request(
     return PendingDecodeRequest(slot, codes[:received].numpy(), rows), rows
 
 
-def test_discarded_pending_frames_do_not_change_samples(decoder: CudaDecoder) -> None:
-    codes = [some_codes(20, seed) for seed in range(3)]
-    solo = [decode_chunks(decoder, 0, c, [20]) for c in codes]
+def test_discarded_pending_frames_do_not_change_samples(
+    decoder: CudaDecoder, streams: list[tuple[Tensor, NDArray[np.int16]]]
+) -> None:
+    codes, solo = zip(*streams, strict=True)
     for slot in range(3):
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]

@@ -6,13 +6,14 @@ import pytest
 
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.loader import LoadedModel
+from tests.align.synthetic_attention import LoudDecoder
 from tests.fakes import ScriptedBackend
 from tests.rig import MakeRig, Rig
 
 
 @pytest.fixture
 def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
-    """Makes rigs with a number of slots and a scheduling policy."""
+    """Makes rigs with a number of slots and a scheduling policy; decoding costs nothing."""
     rigs: list[Rig] = []
 
     def make(
@@ -22,7 +23,8 @@ def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
         **policy: float,
     ) -> Rig:
         backend = ScriptedBackend(num_slots, max_positions, num_pages=num_pages)
-        rigs.append(Rig(load(), backend, policy=SchedulingPolicy(**policy)))  # type: ignore[arg-type]
+        scheduling = SchedulingPolicy(**policy)  # type: ignore[arg-type]
+        rigs.append(Rig(load(), backend, decoder=LoudDecoder(), policy=scheduling))
         return rigs[-1]
 
     yield make

@@ -17,7 +17,7 @@ from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.pace import ordinary_frames
 from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend, codes_of
-from tests.rig import TEXT, Rig, codes, drain, scripted
+from tests.rig import TEXT, MakeRig, Rig, codes, drain, scripted
 
 
 def test_every_frame_is_delivered_in_order(rig: Rig) -> None:
@@ -119,28 +119,36 @@ def test_an_empty_text_ends_at_once(rig: Rig) -> None:
         assert drain(rig.open(text)) == ([], Finish("eos", 0))
 
 
-def test_each_segment_has_its_own_prompt_and_random_numbers(rig: Rig) -> None:
+@pytest.fixture
+def loud_rig(make_rig: MakeRig) -> Rig:
+    """A rig whose decoder makes loud samples at no cost, for speech of many frames."""
+    return make_rig()
+
+
+def test_each_segment_has_its_own_prompt_and_random_numbers(loud_rig: Rig) -> None:
     text = " ".join(f"Sentence number {i} is here to be said." for i in range(40))
     for layout in ("full", "streaming"):
-        rig.backend.prompt_lengths.clear()
-        chunks, finish = drain(rig.open(text, seed=5, layout=layout))
+        loud_rig.backend.prompt_lengths.clear()
+        chunks, finish = drain(loud_rig.open(text, seed=5, layout=layout))
         assert finish.reason == "eos"
-        firsts = [first for _, first in rig.backend.prompts[-len(rig.backend.prompt_lengths) :]]
+        firsts = [
+            first for _, first in loud_rig.backend.prompts[-len(loud_rig.backend.prompt_lengths) :]
+        ]
         assert len(firsts) >= 6
         lengths = np.diff([*firsts, finish.frames + len(firsts)]) - 1
         spoken = [scripted(5, int(n), first) for n, first in zip(lengths, firsts, strict=True)]
         np.testing.assert_array_equal(codes(chunks), np.concatenate(spoken))
-    assert rig.idle()
+    assert loud_rig.idle()
 
 
-def test_a_hundred_thousand_characters_are_spoken_to_the_end(rig: Rig) -> None:
+def test_a_hundred_thousand_characters_are_spoken_to_the_end(loud_rig: Rig) -> None:
     sentence = "Every one of these sentences is to be spoken, in its own place and to its end. "
     text = sentence * (100_000 // len(sentence))
-    session = rig.open(text, seed=5, layout="full", first=8, largest=8)
+    session = loud_rig.open(text, seed=5, layout="full", first=8, largest=8)
     frames = sum(len(e.codes) for e in session if isinstance(e, AudioChunk))
     assert session.finish == Finish("eos", frames)
-    assert len(rig.backend.prompt_lengths) > 300
-    assert frames == rig.backend.tail * len(rig.backend.prompt_lengths)
+    assert len(loud_rig.backend.prompt_lengths) > 300
+    assert frames == loud_rig.backend.tail * len(loud_rig.backend.prompt_lengths)
 
 
 def test_the_full_layout_puts_a_whole_segment_into_the_prompt(rig: Rig) -> None:
@@ -263,16 +271,16 @@ def test_only_the_segment_that_ran_away_is_spoken_again(rig: Rig) -> None:
     assert sum(len(c.codes) for c in chunks) == finish.frames
 
 
-def test_chunk_sizes_do_not_change_the_segment_after_a_runaway(rig: Rig) -> None:
+def test_chunk_sizes_do_not_change_the_segment_after_a_runaway(loud_rig: Rig) -> None:
     """Frames that were cut off do not move the random numbers of the next segment."""
-    rig.backend.endless = True
+    loud_rig.backend.endless = True
     firsts: set[tuple[int, ...]] = set()
     for first, largest in ((1, 1), (8, 8), (3, 100)):
-        rig.backend.prompts.clear()
+        loud_rig.backend.prompts.clear()
         text, sentences = "hello to you. And to you.", SplitLimits(sentence=1)
-        session = rig.open(text, limits=sentences, first=first, largest=largest, ahead=250)
+        session = loud_rig.open(text, limits=sentences, first=first, largest=largest, ahead=250)
         assert drain(session)[1].reason == "guard"
-        firsts.add(tuple(number for _, number in rig.backend.prompts))
+        firsts.add(tuple(number for _, number in loud_rig.backend.prompts))
     assert len(firsts) == 1
 
 

@@ -5,6 +5,7 @@ it would end the process.
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 from megakernel_common.kernels import build
+from tests.emulator.build import CACHE
 
 SCRIPT = """
 import ctypes
+import os
 import sys
 
 import torch
@@ -42,16 +45,23 @@ def use(size):
     config = LaunchConfig(3, 64, 100_000, cooperative=True)
     module.launch("kernel", facts(4)(), config, writes=[workspace], set_bits=workspace[:4])
 
-for name in sys.argv[1:]:
-    if name != "no_driver":
-        driver = ctypes.CDLL("libcuda.so.1")
-        driver.calls.restype = ctypes.c_char_p
-        driver.fail(name.encode())
+def report(size):
     try:
-        use(5 if name == "size" else 4)
-        print("success:", driver.calls().decode())
+        use(size)
+        print("success:", driver.calls().decode(), flush=True)
     except RuntimeError as error:
-        print(error)
+        print(error, flush=True)
+
+if os.fork() == 0:
+    report(4)
+    os._exit(0)
+os.wait()
+library, *names = sys.argv[1:]
+driver = ctypes.CDLL(library)  # the launcher finds it by its name, libcuda.so.1
+driver.calls.restype = ctypes.c_char_p
+for name in names:
+    driver.fail(name.encode())
+    report(5 if name == "size" else 4)
 """
 FAILURES = {
     "cuInit": "load the kernels",
@@ -75,44 +85,56 @@ CALLS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the driver, and a compiler that links its C++ runtime statically.
+# Does not optimise, to be quick, and links its C++ runtime statically. Objects are cached under a
+# digest of the compiler, its options and the preprocessed source: torch's headers take seconds.
+COMPILER = """#!/bin/sh
+set -- "$@" -O0 -static-libstdc++ -static-libgcc
+for word; do
+  case $word in -[DOfs]*) options="$options $word" ;; -c) compiles=yes ;; esac
+  [ "$previous" = -o ] && output=$word
+  previous=$word
+done
+[ "$compiles" ] || exec g++ "$@"
+digest=$({ g++ --version; echo "$options"; g++ "$@" -E -P; cat "$output"; } | sha256sum)
+cached=CACHE/launcher-$(echo "$digest" | cut -c 1-16).o
+[ -e "$cached" ] && exec cp "$cached" "$output"
+g++ "$@" && cp "$output" "$cached.$$" && mv "$cached.$$" "$cached"
+"""
 
-    It does not optimise, to be quick.
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a process prints that uses the operators.
+
+    First without a driver, then with one that fails for one cause after the other.
     """
     if build.obstacle() or shutil.which("g++") is None:
         pytest.skip(build.obstacle() or "there is no g++")
     if torch.version.cuda is not None:
         pytest.skip("this torch loads the real driver")
     folder = tmp_path_factory.mktemp("driver")
+    CACHE.mkdir(parents=True, exist_ok=True)
     compiler = folder / "compiler"
-    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O0 -static-libstdc++ -static-libgcc\n')
+    compiler.write_text(COMPILER.replace("CACHE", shlex.quote(str(CACHE))))
     compiler.chmod(0o755)
-    source, library = Path(__file__).with_name("fake_driver.cc"), folder / "libcuda.so.1"
-    headers = f"-I{build.cuda_headers()}"
-    subprocess.run(["g++", "-shared", "-fPIC", headers, source, "-o", library], check=True)
-    return folder
-
-
-def run(folder: Path, *names: str, with_driver: bool = True) -> list[str]:
-    """What a process prints that uses the operators, failing for one cause after the other."""
-    environment = os.environ | {"CXX": str(folder / "compiler")}
-    if with_driver:
-        environment["LD_LIBRARY_PATH"] = str(folder)
-    command = [sys.executable, "-c", SCRIPT, *names]
+    source, library = Path(__file__).with_name("fake_driver.cc"), folder / "driver.so"
+    options = [f"-I{build.cuda_headers()}", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["g++", "-shared", "-fPIC", *options, source, "-o", library], check=True)
+    command = [sys.executable, "-c", SCRIPT, library, *FAILURES, "none", "size"]
+    environment = os.environ | {"CXX": str(compiler)}
     process = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     return process.stdout.splitlines()
 
 
-def test_a_failing_call_of_the_driver_is_an_exception(folder: Path) -> None:
+def test_a_failing_call_of_the_driver_is_an_exception(output: list[str]) -> None:
     """So is a global variable of another size than its struct."""
     messages = [f"CUDA could not {action}: a failing call." for action in FAILURES.values()]
     messages += [f"success: {CALLS} ", "CUDA could not read facts: error 1."]
-    assert run(folder, *FAILURES, "none", "size") == messages
+    assert output[1:] == messages
 
 
-def test_a_missing_driver_is_an_exception(folder: Path) -> None:
-    (message,) = run(folder, "no_driver", with_driver=False)
-    assert message == ("CUDA could not load the kernels: there is no driver for CUDA 12 or later.")
+def test_a_missing_driver_is_an_exception(output: list[str]) -> None:
+    assert output[0] == (
+        "CUDA could not load the kernels: there is no driver for CUDA 12 or later."
+    )

@@ -1,10 +1,8 @@
 """Where a phrase is divided between two segments, speech has no click, cut or long silence."""
 
 import asyncio
-from collections.abc import Mapping
 
 import numpy as np
-import pytest
 
 from megakernel_tts import TTS, AudioChunk, Sampling
 from megakernel_tts.audio import AUDIBLE
@@ -32,23 +30,22 @@ async def speak(demo: TTS, seed: int, rate: int) -> tuple[list[OutputChunk], int
     return [*outputs, speech.end()], num_first
 
 
-@pytest.fixture(scope="module")
-def speeches(demo: TTS) -> Mapping[tuple[int, int], tuple[list[OutputChunk], int]]:
-    """The speech of each case, in one batch."""
+def test_a_phrase_of_the_demo_voice_continues_after_a_flush(demo: TTS) -> None:
+    """All cases in one batch, which parallel workers would each speak."""
 
     async def speak_all() -> list[tuple[list[OutputChunk], int]]:
         return await asyncio.gather(*(speak(demo, *case) for case in CASES))
 
-    return dict(zip(CASES, asyncio.run(speak_all()), strict=True))
+    speeches = dict(zip(CASES, asyncio.run(speak_all()), strict=True))
+    for seed, rate in CASES:
+        outputs, joint = speeches[seed, RATE]
+        if rate != RATE:  # the resampler delays its output: the joint is not where a chunk ends
+            outputs, joint = speeches[seed, rate][0], joint * rate // RATE
+        assert_continues(outputs, joint, rate)
 
 
-@pytest.mark.parametrize(("seed", "rate"), CASES)
-def test_a_phrase_of_the_demo_voice_continues_after_a_flush(
-    speeches: Mapping[tuple[int, int], tuple[list[OutputChunk], int]], seed: int, rate: int
-) -> None:
-    outputs, joint = speeches[seed, RATE]
-    if rate != RATE:  # the resampler delays its output: the joint is not where a chunk ends
-        outputs, joint = speeches[seed, rate][0], joint * rate // RATE
+def assert_continues(outputs: list[OutputChunk], joint: int, rate: int) -> None:
+    """Checks speech whose second segment begins at the sample `joint`."""
     pcm = np.concatenate([output.pcm for output in outputs]).astype(int)
     words = [word for output in outputs for word in output.words]
     assert [word.text for word in words] == f"{FIRST} {SECOND}".split()
