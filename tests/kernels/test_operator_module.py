@@ -5,7 +5,6 @@ it would end the process.
 """
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from megakernel_common.kernels import build
-from tests.emulator.build import CACHE
 
 SCRIPT = """
 import ctypes
@@ -85,37 +83,20 @@ CALLS = (
 )
 
 
-# Does not optimise, to be quick, and links its C++ runtime statically. Objects are cached under a
-# digest of the compiler, its options and the preprocessed source: torch's headers take seconds.
-COMPILER = """#!/bin/sh
-set -- "$@" -O0 -static-libstdc++ -static-libgcc
-for word; do
-  case $word in -[DOfs]*) options="$options $word" ;; -c) compiles=yes ;; esac
-  [ "$previous" = -o ] && output=$word
-  previous=$word
-done
-[ "$compiles" ] || exec g++ "$@"
-digest=$({ g++ --version; echo "$options"; g++ "$@" -E -P; cat "$output"; } | sha256sum)
-cached=CACHE/launcher-$(echo "$digest" | cut -c 1-16).o
-[ -e "$cached" ] && exec cp "$cached" "$output"
-g++ "$@" && cp "$output" "$cached.$$" && mv "$cached.$$" "$cached"
-"""
-
-
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What a process prints that uses the operators.
 
-    First without a driver, then with one that fails for one cause after the other.
+    First without a driver, then with one that fails for one cause after the other. The compiler
+    links its C++ runtime statically, and does not optimise, to be quick.
     """
     if build.obstacle() or shutil.which("g++") is None:
         pytest.skip(build.obstacle() or "there is no g++")
     if torch.version.cuda is not None:
         pytest.skip("this torch loads the real driver")
     folder = tmp_path_factory.mktemp("driver")
-    CACHE.mkdir(parents=True, exist_ok=True)
     compiler = folder / "compiler"
-    compiler.write_text(COMPILER.replace("CACHE", shlex.quote(str(CACHE))))
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O0 -static-libstdc++ -static-libgcc\n')
     compiler.chmod(0o755)
     source, library = Path(__file__).with_name("fake_driver.cc"), folder / "driver.so"
     options = [f"-I{build.cuda_headers()}", "-Wl,-soname,libcuda.so.1"]
