@@ -157,8 +157,8 @@ class _SimulatedKernels:
             params.prefill_batches.value
         )
         times_ms = (self._device.times.prompt_of(batch.num_columns) for batch in batches)
+        self._device.note("prefill launched")  # at the earliest start of the work
         self._device.run("prompts", sum(times_ms))
-        self._device.note("prefill launched")
 
     def generate(self, params: Params) -> None:
         """Occupies the device for the time of the frames."""
@@ -168,9 +168,9 @@ class _SimulatedKernels:
         published = (ctypes.c_uint * num_streams).from_address(params.num_published.value)
         published[:] = [self._num_frames] * num_streams
         frame_ms = self._device.times.frame_of(num_streams)
+        self._device.note("step launched")
         self._end_s = self._device.run("frames", self._num_frames * frame_ms)
         self._frame_s = 1e-3 * frame_ms
-        self._device.note("step launched")
 
     def poll(self, num_published: NDArray[np.int32], stop_flags: NDArray[np.int32]) -> bool:
         """Sleeps until the last frame; returns False if the launch was interrupted earlier."""

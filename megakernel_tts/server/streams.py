@@ -108,7 +108,7 @@ class SpeechStreams:
     @property
     def num_waiting(self) -> int:
         """Number of open streams that have sent no audio yet."""
-        return sum(stream.waiting for stream in self._streams)
+        return sum(stream.waiting for stream in self._streams) + self._num_opening
 
     @property
     def num_speaking(self) -> int:

@@ -87,7 +87,7 @@ def test_wrong_number_of_word_starts_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     truth = tmp_path / "truth.json"
-    speech = {"text": SENTENCES[1], "codes": [[0] * 16] * 20, "starts": [0.1, 0.2, 0.3]}
+    speech = {"text": "Thank you for calling.", "codes": [[0] * 16] * 20, "starts": [0.1, 0.2, 0.3]}
     truth.write_text(json.dumps({"format": FORMAT, "speeches": [speech]}))
     assert main(["calibrate", "demo", "--truth", str(truth), "-o", str(tmp_path / "a.json")]) == 1
     assert "has 4 words (Thank, you, for, calling.) and 3 starts" in capsys.readouterr().err

@@ -1,12 +1,16 @@
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from bench.simulation import simulated_tts
-from megakernel_tts import TTS, Voice
+from megakernel_tts import TTS, Session, Voice
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.settings import ServerSettings
+from tests.fakes import TIMEOUT_S
 from tests.server.running import TEXT, RunningServer, running_server, wait_until
 
 
@@ -70,6 +74,28 @@ def test_metrics_describe_the_streams(server: RunningServer) -> None:
     ):  # fmt: skip
         assert f"# TYPE megakernel_tts:{name} " in reply.text
     assert server.metric('requests_success_total{finished_reason="stop"}') == before + 1
+
+
+def test_a_stream_that_is_being_opened_waits(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, may_open, aopen = threading.Event(), threading.Event(), server.tts.aopen
+
+    async def held(*arguments: Any, **keywords: Any) -> Session:
+        opening.set()
+        await asyncio.to_thread(may_open.wait)
+        return await aopen(*arguments, **keywords)
+
+    monkeypatch.setattr(server.tts, "aopen", held)
+    with ThreadPoolExecutor() as pool:
+        speech = pool.submit(httpx.post, f"{server.url}/v1/audio/speech", json={"input": TEXT})
+        try:
+            assert opening.wait(TIMEOUT_S)
+            counts = [server.metric(f"num_requests_{state}") for state in ("waiting", "running")]
+        finally:
+            may_open.set()
+        assert counts == [1, 0]
+        assert speech.result().status_code == 200
 
 
 def test_cloned_voices_need_a_model_that_clones(engine: TTS) -> None:
