@@ -99,7 +99,7 @@ class Voice:
                 raise VoiceError(f"{file} is a folder; name a voice file, which Voice.save writes.")
             if not file.is_file():
                 raise VoiceError(
-                    f"{file} does not exist; a voice file is what a cloned voice is saved to."
+                    f"{file} does not exist or is no file; a cloned voice is saved to a voice file."
                 )
             if file.stat().st_size > _MAX_FILE_BYTES:
                 raise VoiceError(

@@ -1,6 +1,7 @@
 """`megakernel-tts say`: synthesises a text, or standard input as it arrives, to a file or pipe."""
 
 import argparse
+import os
 import sys
 import threading
 import time
@@ -180,7 +181,7 @@ def _check_voice_options(options: argparse.Namespace) -> None:
     if options.save_voice:
         check_writable(options.save_voice)
     voice = options.voice or ""
-    if voice.endswith(VOICE_FILE_SUFFIX) and not Path(voice).is_file():
+    if (voice.endswith(VOICE_FILE_SUFFIX) or os.sep in voice) and not Path(voice).is_file():
         state = "is a folder" if Path(voice).is_dir() else "does not exist"
         raise UsageError(f"{voice} {state}; create a voice file with --clone and --save-voice")
 

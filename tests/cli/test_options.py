@@ -117,6 +117,6 @@ def test_folder_is_no_voice_file(
     voice.mkdir()
     output = tmp_path / "z.wav"
     arguments = ["say", "x", "-o", str(output), "--voice", str(voice)]
-    assert main([*arguments, "--model", str(checkpoint("base"))]) in (1, 2)
+    assert main([*arguments, "--model", str(checkpoint("base"))]) == 2
     assert f"{voice} is a folder" in capsys.readouterr().err
     assert not output.exists()

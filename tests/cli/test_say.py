@@ -48,9 +48,8 @@ def test_standard_input_is_read_at_the_rate_of_synthesis(rig: Rig) -> None:
         num_frames += len(chunk.codes)
         assert session.num_waiting_segments <= _MAX_WAITING_SEGMENTS + 1
     num_spoken = num_frames / len(rig.loaded.tokenizer.encode(SENTENCE))
-    sentences_per_segment = 5
-    buffered = (_MAX_WAITING_SEGMENTS + 3) * sentences_per_segment
-    assert num_spoken - 1 <= text.num_read <= num_spoken + buffered
+    num_buffered = 5 * 5  # sentences of the segments that wait, are spoken and are being written
+    assert num_spoken - 1 <= text.num_read <= num_spoken + num_buffered
     chunks.close()
     assert rig.idle()
 
