@@ -67,9 +67,9 @@ def test_entries_are_copies() -> None:
 
 
 def _prompts(loaded: LoadedModel) -> list[Prompt]:
-    """Of two voices, in both layouts, with texts of several lengths."""
+    """Of three voices, two of equal length, in both layouts, with texts of several lengths."""
     prompt_builder, made = loaded.engine.prompt_builder, list[Prompt | None]()
-    for voice, language in (("ryan", "english"), ("serena", "auto")):
+    for voice, language in (("ryan", "english"), ("serena", "english"), ("serena", "auto")):
         prefix = prompt_builder.prefix(voice, language, None)
         for ids in ([7], [5, 9, 200], list(range(20, 31))):
             for layout in ("streaming", "full"):
