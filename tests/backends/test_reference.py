@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from megakernel_common.layers import linear
 from megakernel_tts import Sampling
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
@@ -61,6 +62,16 @@ SAMPLINGS = [
     Sampling(seed=4, predictor_temperature=0.0),
     Sampling(seed=5, temperature=0.0, predictor_top_k=5, repetition_penalty=0.9),
 ]
+
+
+@pytest.mark.parametrize(("size", "num_outputs"), [(64, 192), (1024, 96), (2048, 64)])
+def test_a_row_of_a_product_has_the_bits_of_the_row_alone(size: int, num_outputs: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 1, size, generator=generator)
+    weight = torch.randn(num_outputs, size, generator=generator)
+    product = linear(x, weight)
+    for i in range(8):
+        torch.testing.assert_close(product[i : i + 1], linear(x[i : i + 1], weight), rtol=0, atol=0)
 
 
 def test_batching_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
