@@ -30,3 +30,9 @@ def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
     yield make
     for rig in rigs:
         rig.close()
+
+
+@pytest.fixture
+def loud_rig(make_rig: MakeRig) -> Rig:
+    """A rig for tests that compare no samples: its decoder makes loud ones at no cost."""
+    return make_rig()

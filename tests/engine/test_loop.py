@@ -17,7 +17,7 @@ from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.pace import ordinary_frames
 from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend, codes_of
-from tests.rig import TEXT, MakeRig, Rig, codes, drain, scripted
+from tests.rig import TEXT, Rig, codes, drain, scripted
 
 
 def test_every_frame_is_delivered_in_order(rig: Rig) -> None:
@@ -117,12 +117,6 @@ def test_streams_without_text_do_not_delay_others(rig: Rig) -> None:
 def test_an_empty_text_ends_at_once(rig: Rig) -> None:
     for text in ("", "  \n "):
         assert drain(rig.open(text)) == ([], Finish("eos", 0))
-
-
-@pytest.fixture
-def loud_rig(make_rig: MakeRig) -> Rig:
-    """A rig whose decoder makes loud samples at no cost, for speech of many frames."""
-    return make_rig()
 
 
 def test_each_segment_has_its_own_prompt_and_random_numbers(loud_rig: Rig) -> None:

@@ -16,13 +16,7 @@ from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.align.synthetic_attention import LoudDecoder
-from tests.rig import TEXT, MakeRig, Rig, codes, drain, scripted
-
-
-@pytest.fixture
-def rig(make_rig: MakeRig) -> Rig:
-    """Replaces the rig with a codec: no test here compares samples."""
-    return make_rig()
+from tests.rig import TEXT, Rig, codes, drain, scripted
 
 
 class ReferenceEngine:
@@ -102,140 +96,142 @@ def test_chunks_other_streams_and_live_text_do_not_change_codes(
     reference.engine.close()
 
 
-def test_a_step_lasts_until_the_first_chunk_is_due(rig: Rig) -> None:
+def test_a_step_lasts_until_the_first_chunk_is_due(loud_rig: Rig) -> None:
     for first, largest, lengths in ((1, 4, [1, 2, 4, 4]), (3, 3, [3, 3, 3])):
-        rig.backend.step_lengths.clear()
-        drain(rig.open(first=first, largest=largest))
-        assert rig.backend.step_lengths[: len(lengths)] == lengths
-    rig.backend.step_lengths.clear()
-    drain(rig.open(first=8, largest=8, max_frames=10))
-    assert rig.backend.step_lengths == [8, 2]
+        loud_rig.backend.step_lengths.clear()
+        drain(loud_rig.open(first=first, largest=largest))
+        assert loud_rig.backend.step_lengths[: len(lengths)] == lengths
+    loud_rig.backend.step_lengths.clear()
+    drain(loud_rig.open(first=8, largest=8, max_frames=10))
+    assert loud_rig.backend.step_lengths == [8, 2]
 
 
-def test_the_reader_and_the_text_limit_a_step(rig: Rig) -> None:
-    rig.backend.endless = True
-    lagging = rig.open(seed=1, first=4, largest=4, ahead=6)
-    session = rig.open(None, seed=2, first=8, largest=8)
+def test_the_reader_and_the_text_limit_a_step(loud_rig: Rig) -> None:
+    loud_rig.backend.endless = True
+    lagging = loud_rig.open(seed=1, first=4, largest=4, ahead=6)
+    session = loud_rig.open(None, seed=2, first=8, largest=8)
     session.push_text("hello to ")
     assert isinstance(next(iter(session)), AudioChunk)
-    rig.settle()
-    assert rig.backend.step_lengths[-1] <= 2
-    assert rig.backend.num_frames(0) == 6, "frames that may be unread"
+    loud_rig.settle()
+    assert loud_rig.backend.step_lengths[-1] <= 2
+    assert loud_rig.backend.num_frames(0) == 6, "frames that may be unread"
     lagging.cancel()
 
 
-def test_a_new_session_waits_for_at_most_one_frame(rig: Rig) -> None:
-    rig.backend.endless = True
-    rig.backend.gate.clear()
-    speaking = rig.open(seed=0, first=100, largest=100)
-    rig.hold()
-    assert rig.backend.step_lengths == [100]
-    rig.backend.events.clear()
-    opened = rig.open(seed=1)
-    rig.resume()
+def test_a_new_session_waits_for_at_most_one_frame(loud_rig: Rig) -> None:
+    loud_rig.backend.endless = True
+    loud_rig.backend.gate.clear()
+    speaking = loud_rig.open(seed=0, first=100, largest=100)
+    loud_rig.hold()
+    assert loud_rig.backend.step_lengths == [100]
+    loud_rig.backend.events.clear()
+    opened = loud_rig.open(seed=1)
+    loud_rig.resume()
     assert isinstance(next(iter(opened)), AudioChunk)
-    assert rig.backend.events.index("prefill") <= 1
+    assert loud_rig.backend.events.index("prefill") <= 1
     speaking.cancel()
 
 
-def test_text_interrupts_a_step_only_for_a_stream_that_lacks_it(rig: Rig) -> None:
-    dry = rig.open(None, seed=1)
+def test_text_interrupts_a_step_only_for_a_stream_that_lacks_it(loud_rig: Rig) -> None:
+    dry = loud_rig.open(None, seed=1)
     dry.push_text("hello to ")
     next(iter(dry))
-    rig.settle()
-    assert rig.streams[0].starved
-    speaking = rig.open(None, seed=2, first=100, largest=100)
-    rig.settle()
-    rig.backend.step_lengths.clear()
-    rig.backend.gate.clear()
+    loud_rig.settle()
+    assert loud_rig.streams[0].starved
+    speaking = loud_rig.open(None, seed=2, first=100, largest=100)
+    loud_rig.settle()
+    loud_rig.backend.step_lengths.clear()
+    loud_rig.backend.gate.clear()
     speaking.push_text(TEXT)
-    rig.hold()
-    assert rig.backend.step_lengths[0] > 5, "all of its text in one step"
+    loud_rig.hold()
+    assert loud_rig.backend.step_lengths[0] > 5, "all of its text in one step"
     speaking.push_text(" And more.")
-    assert not rig.backend.interrupted
-    opened = rig.open(None, seed=3)
-    assert not rig.backend.interrupted, "there is nothing to speak yet"
+    assert not loud_rig.backend.interrupted
+    opened = loud_rig.open(None, seed=3)
+    assert not loud_rig.backend.interrupted, "there is nothing to speak yet"
     dry.push_text("the world and more ")
-    assert rig.backend.interrupted
-    rig.resume()
+    assert loud_rig.backend.interrupted
+    loud_rig.resume()
     assert isinstance(next(iter(dry)), AudioChunk)
     for session in (dry, speaking, opened):
         session.cancel()
 
 
-def test_interruptions_do_not_change_codes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruptions_do_not_change_codes(loud_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
 
     def interrupt_at_random() -> None:
         if rng.random() < 0.5:
-            rig.engine._loop.interrupt()
+            loud_rig.engine._loop.interrupt()
 
-    monkeypatch.setattr(rig.backend, "_pass_gate", interrupt_at_random)
-    chunks, _ = drain(rig.open(seed=4, first=100, largest=100))
-    np.testing.assert_array_equal(codes(chunks), scripted(4, rig.num_frames))
-    assert len(rig.backend.step_lengths) > 5
+    monkeypatch.setattr(loud_rig.backend, "_pass_gate", interrupt_at_random)
+    chunks, _ = drain(loud_rig.open(seed=4, first=100, largest=100))
+    np.testing.assert_array_equal(codes(chunks), scripted(4, loud_rig.num_frames))
+    assert len(loud_rig.backend.step_lengths) > 5
 
 
 @pytest.mark.parametrize("num_frames", [41, 42, 43, 44])
-def test_streams_that_began_at_different_times_share_long_steps(rig: Rig, num_frames: int) -> None:
+def test_streams_that_began_at_different_times_share_long_steps(
+    loud_rig: Rig, num_frames: int
+) -> None:
     """Chunks that are due within a step wait for its end; their sizes stay the same."""
-    rig.backend.endless = True
-    rig.backend.gate.clear()
-    sessions = [rig.open(seed=0, layout="full", first=4, largest=4, max_frames=num_frames)]
-    rig.hold()
-    sessions += [rig.open(seed=1, layout="full", first=4, largest=4, max_frames=num_frames)]
-    rig.resume()
+    loud_rig.backend.endless = True
+    loud_rig.backend.gate.clear()
+    sessions = [loud_rig.open(seed=0, layout="full", first=4, largest=4, max_frames=num_frames)]
+    loud_rig.hold()
+    sessions += [loud_rig.open(seed=1, layout="full", first=4, largest=4, max_frames=num_frames)]
+    loud_rig.resume()
     for seed, session in enumerate(sessions):
         chunks, _ = drain(session)
         np.testing.assert_array_equal(codes(chunks), scripted(seed, num_frames))
         assert {len(chunk.codes) for chunk in chunks[:-1]} == {4}
         assert len(chunks[-1].codes) <= 4
-    lengths = rig.backend.step_lengths
+    lengths = loud_rig.backend.step_lengths
     assert 1 in lengths[:5] and set(lengths[-8:-1]) == {4}, "first chunks do not wait"
 
 
-def begin_together(rig: Rig, limits: list[int]) -> list[Session]:
+def begin_together(loud_rig: Rig, limits: list[int]) -> list[Session]:
     """Opens streams of so many frames in chunks of eight, whose prompts share a prefill."""
     sessions = [
-        rig.open(None, seed=seed, layout="full", first=8, largest=8, max_frames=limit)
+        loud_rig.open(None, seed=seed, layout="full", first=8, largest=8, max_frames=limit)
         for seed, limit in enumerate(limits)
     ]
-    with rig.paused():
+    with loud_rig.paused():
         for session in sessions:
             session.push_text(TEXT)
             session.end()
     return sessions
 
 
-def test_a_stream_that_reaches_its_limit_does_not_shorten_a_step(rig: Rig) -> None:
+def test_a_stream_that_reaches_its_limit_does_not_shorten_a_step(loud_rig: Rig) -> None:
     """Its frames beyond the limit are dropped."""
-    rig.backend.endless = True
+    loud_rig.backend.endless = True
     limits = [41, 10, 22]
-    for seed, session in enumerate(begin_together(rig, limits)):
+    for seed, session in enumerate(begin_together(loud_rig, limits)):
         chunks, finish = drain(session)
         assert finish == Finish("length", limits[seed])
         np.testing.assert_array_equal(codes(chunks), scripted(seed, limits[seed]))
-    assert rig.backend.step_lengths == [8, 8, 8, 8, 8, 1]
-    assert rig.idle()
+    assert loud_rig.backend.step_lengths == [8, 8, 8, 8, 8, 1]
+    assert loud_rig.idle()
 
 
-def test_a_stream_that_has_ended_finishes_beside_the_next_step(rig: Rig) -> None:
-    rig.backend.endless = True
-    ending, speaking = begin_together(rig, [8, 400])
+def test_a_stream_that_has_ended_finishes_beside_the_next_step(loud_rig: Rig) -> None:
+    loud_rig.backend.endless = True
+    ending, speaking = begin_together(loud_rig, [8, 400])
     assert isinstance(next(iter(ending)), AudioChunk)
-    rig.hold()
+    loud_rig.hold()
     assert drain(ending)[1] == Finish("length", 8)  # while a step of the other is under way
-    rig.resume()
+    loud_rig.resume()
     speaking.cancel()
 
 
 @pytest.mark.parametrize("others_wait", [True, False], ids=["another waits", "no step follows"])
 def test_a_stream_that_ends_with_more_than_a_chunk_delivers_all_of_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, others_wait: bool
+    loud_rig: Rig, monkeypatch: pytest.MonkeyPatch, others_wait: bool
 ) -> None:
     """Its slot is needed, or nothing else is made, after the first of its last two chunks."""
-    rig.backend.endless = True
-    num_steps, step = 0, rig.backend.step
+    loud_rig.backend.endless = True
+    num_steps, step = 0, loud_rig.backend.step
 
     def interrupted(
         slots: Sequence[int], num_frames: int, overlap: Callable[[], object], _: object
@@ -245,14 +241,14 @@ def test_a_stream_that_ends_with_more_than_a_chunk_delivers_all_of_it(
         num_steps += 1
         return step(slots, 1 if num_steps == 2 else num_frames, overlap)
 
-    monkeypatch.setattr(rig.backend, "step", interrupted)
+    monkeypatch.setattr(loud_rig.backend, "step", interrupted)
     # After 1, 2 and 4 frames, of which one and then three are pending.
-    sessions = [rig.open(None, seed=0, layout="full", first=1, largest=2, max_frames=4)]
+    sessions = [loud_rig.open(None, seed=0, layout="full", first=1, largest=2, max_frames=4)]
     max_frames, num_others = (20, 2) if others_wait else (4, 1)
     for seed in range(1, 1 + num_others):
-        other = rig.open(None, seed, "full", max_frames=max_frames, first=8, largest=8)
+        other = loud_rig.open(None, seed, "full", max_frames=max_frames, first=8, largest=8)
         sessions.append(other)
-    with rig.paused():
+    with loud_rig.paused():
         for session in sessions:
             session.push_text(TEXT)
             session.end()
