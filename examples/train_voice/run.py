@@ -24,7 +24,7 @@ from examples.train_voice.layout import Work, summary
 _POLL_INTERVAL_S = 0.5
 _MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 5
     1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 11.0},
-    2: {"synthesis": 10.5, "codec": 10.5, "vocoder": 12.0, "talker": 12.0},
+    2: {"synthesis": 9.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.0},
 }
 
 
