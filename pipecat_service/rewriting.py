@@ -71,7 +71,10 @@ class TextRewriting:
             return bool(_SENTENCE_END.search(groups[0]))
         try:
             whole, divided = await self._rewrite(text), await self._rewrite(*groups)
-            return whole == divided and await self._is_closed(groups[0])
+            if whole != divided or not await self._is_closed(groups[0]):
+                return False
+            # If a rewriting removes the words behind it, what follows would begin the next group.
+            return not groups[1].strip() or bool(await self._rewrite(groups[1]))
         except Exception:  # the application's; Pipecat reports it when the text is spoken
             return False
 

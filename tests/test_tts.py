@@ -2,6 +2,7 @@ import asyncio
 import gc
 import inspect
 import json
+import re
 import shutil
 import threading
 import weakref
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megakernel_tts import (
@@ -31,6 +32,7 @@ from megakernel_tts import (
     Voice,
 )
 from megakernel_tts.engine import guard
+from megakernel_tts.text.tags import TAG
 from tests.fakes import TIMEOUT_S
 
 TEXT = "Hello to the world, this is speech."
@@ -383,12 +385,14 @@ def test_invalid_arguments_raise_at_the_call(tts: TTS) -> None:
     text=st.text(max_size=60)
     | st.text(st.sampled_from("!?.,… \x00\n👩\u200d🏽<|im_end|>"), max_size=30)
 )
+@example(text="<A>")
+@example(text=" <<h|ɛ>> ")
 def test_any_text_is_spoken_or_refused(tts: TTS, text: str) -> None:
     few = Sampling(seed=0, max_frames=2)
     try:
         assert len(tts.say(text, sampling=few).codes) >= 1
     except TextError:
-        assert not text.strip()
+        assert not re.sub(TAG, "", text).strip()
     session = tts.open(sampling=few)
     session.push_text(text)
     session.end()

@@ -59,7 +59,11 @@ class WorkTimes:
         """Adds the times of an iteration; one without frames changes nothing."""
         if not work.num_frames:
             return
-        if work.num_positions:
+        if work.num_positions and not self._frame_s:
+            # Both are bounded by the whole: without a bound, no deadline would seem near.
+            self._frame_s = work.step_s / work.num_frames
+            self.position_s = _updated(self.position_s, work.total_s / work.num_positions)
+        elif work.num_positions:
             # The device runs prefill and frames in a row, so that their shares are not known.
             frame_s = self.frame_s(work.num_streams)
             predicted_s = work.num_frames * frame_s + self._rest_s

@@ -147,6 +147,16 @@ def test_no_stream_misses_a_deadline_while_the_device_has_capacity(
     assert run.longest_gap_s(delay_s) == 0.0
 
 
+def test_streams_are_in_time_before_the_time_of_a_frame_is_known(
+    load: Callable[..., LoadedModel],
+) -> None:
+    """The first iterations run a prompt each, so that no frame was measured alone."""
+    device = Device(0.0125, stream_s=0.00625, position_s=0.00025)
+    run = Run(load(), device, [Arrival(0.0, 3), Arrival(0.012, 3)], num_slots=2)
+    assert run.backend.prefill_positions[1:], "the second prompt was run with the first"
+    assert run.longest_gap_s(DELIVERY_S) == 0.0
+
+
 def burst(loaded: LoadedModel, device: Device | None = None, **policy: float) -> Run:
     """Four streams have just begun when 28 prompts arrive, 0.5 s of work on the device."""
     device = device or Device(0.004, 0.0003, 0.0005, stream_s=0.0002, position_s=0.0008)
