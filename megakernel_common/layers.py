@@ -46,8 +46,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.is_cuda:
         y = _by_row_groups(x, weight)
+    elif x.shape[0] == 1:
+        y = F.linear(x, weight)
     else:
-        y = torch.bmm(x, weight.t().expand(x.shape[0], -1, -1))
+        y = torch.bmm(x, weight.mT.expand(x.shape[0], -1, -1))
     return y if bias is None else y + bias
 
 
@@ -59,10 +61,10 @@ def _by_row_groups(x: Tensor, weight: Tensor) -> Tensor:
     return y[: len(rows)].unflatten(0, x.shape[:-1])
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float | Tensor) -> Tensor:
     """Root-mean-square norm over the last axis: in float32, rounded to x's dtype, then scaled."""
     y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    y = y * torch.rsqrt((y * y).mean(-1, keepdim=True) + eps)
     return weight * y.to(x.dtype)
 
 
@@ -85,7 +87,7 @@ def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtyp
     return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)]).to(dtype)
 
 
-def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
+def apply_rope(x: Tensor, rope: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     """Rotates x [batch, heads, positions, head_dim] by the angles of a `rope_table`."""
     cos, sin = rope
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
@@ -93,7 +95,7 @@ def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """[batch, positions, heads * head_dim] -> [batch, heads, positions, head_dim]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ The phases have the names of those in csrc/decode.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,6 @@ from torch import Tensor
 
 from megakernel_common.layers import (
     apply_rope,
-    gated_mlp,
     linear,
     merge_heads,
     rms_norm,
@@ -21,6 +22,53 @@ from megakernel_common.layers import (
 from megakernel_tts.backends.attention_capture import AttentionObserver
 from megakernel_tts.model.config import StackConfig
 from megakernel_tts.model.weights import Layer, Stack
+
+
+@dataclass(frozen=True)
+class FusedLayer(Layer):
+    """A layer whose projections of the same input are one matrix each.
+
+    Attributes:
+        qkv: [heads * head_dim of q, k and v, hidden]; q, k and v are views of it.
+        qk_norm: [heads + kv heads, 1, head_dim]: `q_norm` of each query head, `k_norm` of each key
+            head.
+        gate_up: [2 * intermediate, hidden]; gate and up are views of it.
+    """
+
+    qkv: Tensor
+    qk_norm: Tensor
+    gate_up: Tensor
+
+
+@dataclass(frozen=True)
+class FusedStack(Stack):
+    """A stack of fused layers.
+
+    Attributes:
+        eps: [], float32: the norms' epsilon; torch converts a number on each use.
+    """
+
+    layers: tuple[FusedLayer, ...]
+    eps: Tensor
+
+
+def fuse_stack(stack: Stack, config: StackConfig) -> FusedStack:
+    """Fuses projections and head norms: the number of small operations counts, not their size."""
+    layers = tuple(_fuse_layer(layer, config) for layer in stack.layers)
+    eps = torch.tensor(config.norm_eps, device=stack.norm.device)
+    return FusedStack(layers=layers, norm=stack.norm, eps=eps)
+
+
+def _fuse_layer(layer: Layer, config: StackConfig) -> FusedLayer:
+    qkv = torch.cat([layer.q, layer.k, layer.v])
+    gate_up = torch.cat([layer.gate, layer.up])
+    q, k, v = qkv.split([layer.q.shape[0], layer.k.shape[0], layer.v.shape[0]])
+    gate, up = gate_up.chunk(2)
+    q_norms = layer.q_norm.expand(config.num_heads, 1, -1)
+    k_norms = layer.k_norm.expand(config.num_kv_heads, 1, -1)
+    weights = vars(layer) | {"q": q, "k": k, "v": v, "gate": gate, "up": up}
+    weights |= {"qkv": qkv, "qk_norm": torch.cat([q_norms, k_norms]), "gate_up": gate_up}
+    return FusedLayer(**weights)
 
 
 class KVCache:
@@ -53,10 +101,33 @@ class KVCache:
         """Returns views of a slot's keys and values at the positions before `end`."""
         return [self.keys[:, slot, :, :end], self.values[:, slot, :, :end]]
 
+    def windows(self, slot: int, start: int, end: int) -> "list[_Window]":
+        """Returns views of a slot for each layer; those of all layers are made together."""
+        keys, values = (c[:, slot : slot + 1, :, :end] for c in (self.keys, self.values))
+        new_keys, new_values = keys[..., start:, :], values[..., start:, :]
+        views = (tensor.unbind() for tensor in (keys, values, new_keys, new_values))
+        return [_Window(*layer) for layer in zip(*views, strict=True)]
+
+
+class _Window(NamedTuple):
+    """Views of a layer's cache for one stream, [1, kv heads, positions, head_dim].
+
+    Attributes:
+        keys: Up to and including the new positions.
+        values: As `keys`.
+        new_keys: At the new positions.
+        new_values: As `new_keys`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    new_keys: Tensor
+    new_values: Tensor
+
 
 def run_stack(
     x: Tensor,
-    stack: Stack,
+    stack: FusedStack,
     config: StackConfig,
     cache: KVCache,
     slots: Sequence[int],
@@ -80,22 +151,26 @@ def run_stack(
     Returns:
         [batch, new positions, hidden].
     """
-    offsets = torch.arange(x.shape[1], device=x.device)
-    positions = torch.tensor(starts, device=x.device)[:, None] + offsets
-    rope = cache.rope[:, positions].unsqueeze(2)
-    for i, layer in enumerate(stack.layers):
-        q, k, v = _qkv(x, layer, config, rope)
-        keys, values = cache.keys[i], cache.values[i]
-        x = x + linear(_attention(q, k, v, keys, values, slots, starts), layer.o)
+    num_new = x.shape[1]
+    rope = torch.stack([cache.rope[:, start : start + num_new] for start in starts], dim=1)
+    cos, sin = rope.unsqueeze(2)
+    by_stream = [
+        cache.windows(slot, start, start + num_new)
+        for slot, start in zip(slots, starts, strict=True)
+    ]
+    for i, (layer, *windows) in enumerate(zip(stack.layers, *by_stream, strict=True)):
+        q, k, v = _qkv(x, layer, config, stack.eps, (cos, sin))
+        x = x + linear(_attention(q, k, v, windows), layer.o)
         if observer is not None:
-            observer.observe(i, q, keys, slots)
-        n = rms_norm(x, layer.post_norm, config.norm_eps)
-        x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
-    return rms_norm(x, stack.norm, config.norm_eps)
+            observer.observe(i, q, cache.keys[i], slots)
+        n = rms_norm(x, layer.post_norm, stack.eps)
+        gate, up = linear(n, layer.gate_up).chunk(2, dim=-1)
+        x = x + linear(F.silu(gate) * up, layer.down)
+    return rms_norm(x, stack.norm, stack.eps)
 
 
 def _qkv(
-    x: Tensor, layer: Layer, config: StackConfig, rope: Tensor
+    x: Tensor, layer: FusedLayer, config: StackConfig, eps: Tensor, rope: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm, projections, norms of each query and key head, rotary embedding.
 
@@ -103,54 +178,48 @@ def _qkv(
         q [batch, heads, new positions, head_dim]; k and v [batch, kv heads, new positions,
         head_dim].
     """
-    eps, head_dim = config.norm_eps, config.head_dim
+    num_q, num_kv = config.num_heads, config.num_kv_heads
     n = rms_norm(x, layer.input_norm, eps)
-    q = rms_norm(split_heads(linear(n, layer.q), head_dim), layer.q_norm, eps)
-    k = rms_norm(split_heads(linear(n, layer.k), head_dim), layer.k_norm, eps)
-    v = split_heads(linear(n, layer.v), head_dim)
-    return apply_rope(q, rope), apply_rope(k, rope), v
+    heads = split_heads(linear(n, layer.qkv), config.head_dim)
+    qk, v = heads.split_with_sizes([num_q + num_kv, num_kv], dim=1)
+    qk = apply_rope(rms_norm(qk, layer.qk_norm, eps), rope)
+    q, k = qk.split_with_sizes([num_q, num_kv], dim=1)
+    return q, k, v
 
 
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Sequence[int],
-    starts: Sequence[int],
-) -> Tensor:
-    """Appends k and v to the slots' cache, then attends causally, each stream in its own slot.
+def _attention(q: Tensor, k: Tensor, v: Tensor, windows: Sequence[_Window]) -> Tensor:
+    """Appends k and v to the cache, then attends causally, each stream in its own slot.
 
     Args:
         q: [batch, heads, new positions, head_dim].
         k: [batch, kv heads, new positions, head_dim].
         v: As `k`.
-        keys: The layer's key cache [slots, kv heads, positions, head_dim].
-        values: As `keys`.
-        slots: Slot of each stream.
-        starts: First new position of each stream.
+        windows: The layer's cache for each stream.
 
     Returns:
         [batch, new positions, heads * head_dim].
     """
-    outputs: list[Tensor] = []
     num_new = q.shape[2]
-    rows = zip(q.split(1), k.split(1), v.split(1), slots, starts, strict=True)
-    for queries, new_keys, new_values, slot, start in rows:
-        slot_keys, slot_values = (c[slot : slot + 1, :, : start + num_new] for c in (keys, values))
-        slot_keys[:, :, start:] = new_keys
-        slot_values[:, :, start:] = new_values
+    outputs: list[Tensor] = []
+    for queries, new_keys, new_values, window in zip(*map(_rows, (q, k, v)), windows, strict=True):
+        window.new_keys.copy_(new_keys)
+        window.new_values.copy_(new_values)
+        start = window.keys.shape[2] - num_new
         attended = F.scaled_dot_product_attention(
             queries,
-            slot_keys,
-            slot_values,
+            window.keys,
+            window.values,
             attn_mask=_causal_mask(start, q) if num_new > 1 and start else None,
             is_causal=num_new > 1 and not start,
             enable_gqa=True,
         )
         outputs.append(attended)
-    return merge_heads(torch.cat(outputs))
+    return merge_heads(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+
+
+def _rows(x: Tensor) -> Sequence[Tensor]:
+    """Divides a batch into its rows; that of one stream is returned as it is."""
+    return x.split(1) if x.shape[0] > 1 else [x]
 
 
 def _causal_mask(start: int, q: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_common.inference import in_inference_mode
@@ -21,7 +22,7 @@ from megakernel_tts.backends.attention_capture import (
     AttentionObserver,
     HeadCapture,
 )
-from megakernel_tts.backends.decoder_stack import KVCache, run_stack
+from megakernel_tts.backends.decoder_stack import KVCache, fuse_stack, run_stack
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import (
     Frames,
@@ -99,15 +100,21 @@ class Reference:
         self.num_slots = num_slots
         self.max_streams = num_slots
         self.max_positions = max_positions
-        self.model = model
+        talker, predictor = config.talker, config.predictor
+        self._talker_stack = fuse_stack(model.talker.stack, talker.stack)
+        self._predictor_stack = fuse_stack(model.predictor.stack, predictor.stack)
+        self.model = replace(  # with the fused stacks, so that the given ones can be freed
+            model,
+            talker=replace(model.talker, stack=self._talker_stack),
+            predictor=replace(model.predictor, stack=self._predictor_stack),
+        )
         self._config = config
         self._pad = pad
         self._captured_heads = tuple(captured_heads)
         self._trace = trace or (lambda phase, tensor: None)
         self._device = pad.device
-        talker = config.talker
         self._cache = KVCache(talker.stack, num_slots, max_positions, pad)
-        self._predictor_cache = KVCache(config.predictor.stack, num_slots, talker.num_groups, pad)
+        self._predictor_cache = KVCache(predictor.stack, num_slots, talker.num_groups, pad)
         self._text = torch.empty(
             num_slots, max_positions, talker.stack.hidden_size, dtype=pad.dtype, device=pad.device
         )
@@ -362,7 +369,7 @@ class Reference:
             [batch, groups - 1], int64.
         """
         model, predictor, config = self.model, self.model.predictor, self._config.predictor
-        x = torch.cat([hidden, model.embeddings.codec[first][:, None]], dim=1)
+        x = torch.cat([hidden, F.embedding(first[:, None], model.embeddings.codec)], dim=1)
         slots = list(range(len(first)))  # of the predictor's cache
         position = 0
         codes: list[Tensor] = []
@@ -370,13 +377,15 @@ class Reference:
         for i, head in enumerate(predictor.heads):
             x = _project(x, predictor.project)
             starts = [position] * len(slots)
-            h = run_stack(x, predictor.stack, config.stack, self._predictor_cache, slots, starts)
+            h = run_stack(
+                x, self._predictor_stack, config.stack, self._predictor_cache, slots, starts
+            )
             position += x.shape[1]
             logits = linear(h[:, -1:], head)[:, 0]
             self._trace("predictor", logits)
             max_logits.append(logits.amax())
             codes.append(sample(logits.float(), params, noise[:, i, : config.vocab_size]))
-            x = model.embeddings.group_tables[i][codes[-1]][:, None]
+            x = F.embedding(codes[-1][:, None], model.embeddings.group_tables[i])
         _check_finite("code predictor", torch.stack(max_logits))
         return torch.stack(codes, dim=1)
 
@@ -412,8 +421,8 @@ class Reference:
         observer: AttentionObserver | None = None,
     ) -> Tensor:
         """Runs the talker's stack over new positions x [batch, positions, hidden]."""
-        stack, config = self.model.talker.stack, self._config.talker.stack
-        return run_stack(x, stack, config, self._cache, slots, starts, observer)
+        config = self._config.talker.stack
+        return run_stack(x, self._talker_stack, config, self._cache, slots, starts, observer)
 
 
 def _check_finite(network: str, values: Tensor) -> None:

@@ -8,7 +8,7 @@ weights.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,14 @@ from megakernel_common.layers import (
     split_heads,
 )
 from megakernel_tts.codec import weights as w
+from megakernel_tts.codec.convolutions import (
+    Extend,
+    by_taps,
+    causal,
+    history_length,
+    transposed,
+    transposed_by_taps,
+)
 from megakernel_tts.model.config import CodecConfig
 
 
@@ -121,32 +129,10 @@ class _Histories:
         return x
 
 
-def history_length(conv: w.Conv) -> int:
-    """Columns before the current one that a causal convolution reads."""
-    return (conv.weight.shape[-1] - 1) * conv.dilation
-
-
-def _causal(conv: w.Conv, x: Tensor, histories: _Histories) -> Tensor:
-    if conv.weight.shape[-1] > 1:
-        x = histories.extend(x)
-    return F.conv1d(x, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
-
-
-def _transposed(conv: w.Conv, x: Tensor, histories: _Histories) -> Tensor:
-    """Transposed convolution of stride s and kernel s or 2s.
-
-    With kernel 2s, an output column depends on the input columns t and t - 1.
-    """
-    stride, kernel = conv.stride, conv.weight.shape[-1]
-    if kernel == stride:
-        return F.conv_transpose1d(x, conv.weight, conv.bias, stride=stride)
-    y = F.conv_transpose1d(histories.extend(x), conv.weight, conv.bias, stride=stride)
-    return y[..., stride : y.shape[-1] - (kernel - stride)]
-
-
 def _snake(snake: w.Snake, x: Tensor) -> Tensor:
     """SnakeBeta: x + sin^2(a x) / b, of folded parameters a and 1 / b (`fold_snake`)."""
-    return x + torch.sin(x * snake.alpha).square() * snake.beta
+    y = (x * snake.alpha).sin_().square_()  # in place: new memory costs more than the arithmetic
+    return y.mul_(snake.beta).add_(x)
 
 
 def fold_snake(snake: w.Snake) -> w.Snake:
@@ -166,6 +152,35 @@ def codebook_tables(weights: w.DecoderWeights) -> Tensor:
     return torch.stack(projected)
 
 
+def _prepare(weights: w.DecoderWeights) -> w.DecoderWeights:
+    """Folds the snakes, and orders the convolutions' weights for `convolutions`."""
+    upsample = tuple(
+        replace(up, transposed=transposed_by_taps(up.transposed)) for up in weights.upsample
+    )
+    blocks = tuple(
+        w.DecoderBlock(
+            fold_snake(block.snake),
+            transposed_by_taps(block.transposed),
+            tuple(
+                w.Residual(
+                    fold_snake(r.snake1), by_taps(r.conv1), fold_snake(r.snake2), by_taps(r.conv2)
+                )
+                for r in block.residuals
+            ),
+        )
+        for block in weights.blocks
+    )
+    return replace(
+        weights,
+        pre_conv=by_taps(weights.pre_conv),
+        upsample=upsample,
+        conv_in=by_taps(weights.conv_in),
+        blocks=blocks,
+        snake=fold_snake(weights.snake),
+        conv_out=by_taps(weights.conv_out),
+    )
+
+
 class Decoder:
     """The codec's decoder; one instance serves any number of streams.
 
@@ -180,20 +195,8 @@ class Decoder:
         self.config = config.decoder
         self.samples_per_frame = config.samples_per_frame
         self.sample_rate = config.sample_rate
-        self._w = weights
+        self._w = _prepare(weights)
         self._tables = codebook_tables(weights)
-        self._blocks = [
-            w.DecoderBlock(
-                fold_snake(block.snake),
-                block.transposed,
-                tuple(
-                    w.Residual(fold_snake(r.snake1), r.conv1, fold_snake(r.snake2), r.conv2)
-                    for r in block.residuals
-                ),
-            )
-            for block in weights.blocks
-        ]
-        self._last_snake = fold_snake(weights.snake)
 
     @torch.inference_mode()
     def start(self, batch: int = 1) -> State:
@@ -247,25 +250,26 @@ class Decoder:
 
     def _decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         weights, histories = self._w, _Histories(state.columns)
+        extend = histories.extend
         groups = torch.arange(self._tables.shape[0], device=codes.device)
         x = self._tables[groups, codes].sum(dim=-2)  # [batch, frames, dim]
-        x = _causal(weights.pre_conv, x.transpose(1, 2), histories).transpose(1, 2)
+        x = causal(weights.pre_conv, x.transpose(1, 2), extend).transpose(1, 2)
         x, keys, values = self._transform(x, state)
         x = x.transpose(1, 2)
         for up in weights.upsample:
-            x = self._convnext(up.convnext, _transposed(up.transposed, x, histories), histories)
-        x = _causal(weights.conv_in, x, histories)
-        for block in self._blocks:
-            x = _transposed(block.transposed, _snake(block.snake, x), histories)
+            x = self._convnext(up.convnext, transposed(up.transposed, x, extend), extend)
+        x = causal(weights.conv_in, x, extend)
+        for block in weights.blocks:
+            x = transposed(block.transposed, _snake(block.snake, x), extend)
             for r in block.residuals:
-                y = _causal(r.conv1, _snake(r.snake1, x), histories)
-                x = x + _causal(r.conv2, _snake(r.snake2, y), histories)
-        x = _causal(weights.conv_out, _snake(self._last_snake, x), histories)
+                y = causal(r.conv1, _snake(r.snake1, x), extend)
+                x = causal(r.conv2, _snake(r.snake2, y), extend).add_(x)
+        x = causal(weights.conv_out, _snake(weights.snake, x), extend)
         position = state.position + codes.shape[1]
         return x.clamp(-1, 1)[:, 0], State(tuple(histories.new), keys, values, position)
 
-    def _convnext(self, block: w.ConvNext, x: Tensor, histories: _Histories) -> Tensor:
-        y = _causal(block.depthwise, x, histories).transpose(1, 2)
+    def _convnext(self, block: w.ConvNext, x: Tensor, extend: Extend) -> Tensor:
+        y = causal(block.depthwise, x, extend).transpose(1, 2)
         y = F.layer_norm(y, y.shape[-1:], block.norm.weight, block.norm.bias, eps=1e-6)
         y = F.gelu(linear(y, block.up, block.up_bias))
         return x + (block.gamma * linear(y, block.down, block.down_bias)).transpose(1, 2)

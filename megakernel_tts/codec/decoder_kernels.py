@@ -12,7 +12,8 @@ from torch import Tensor
 from megakernel_common.layers import merge_heads
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
-from megakernel_tts.codec.decoder import State, fold_snake, history_length
+from megakernel_tts.codec.convolutions import history_length
+from megakernel_tts.codec.decoder import State, fold_snake
 from megakernel_tts.codec.kernel_layers import ActivationBuffer, KernelLayers
 from megakernel_tts.kernels.codec import HEAD_DIMS, CodecKernels
 from megakernel_tts.kernels.codec_structs import (

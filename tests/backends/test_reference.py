@@ -7,6 +7,7 @@ import torch
 
 from megakernel_common.layers import linear
 from megakernel_tts import Sampling
+from megakernel_tts.backends.decoder_stack import FusedLayer
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.loader import LoadedModel, load_checkpoint
@@ -72,6 +73,21 @@ def test_a_row_of_a_product_has_the_bits_of_the_row_alone(size: int, num_outputs
     product = linear(x, weight)
     for i in range(8):
         torch.testing.assert_close(product[i : i + 1], linear(x[i : i + 1], weight), rtol=0, atol=0)
+
+
+def test_fused_projections_exist_once_in_memory(load: Callable[..., LoadedModel]) -> None:
+    """The model that the backend keeps consists of views of them."""
+    loaded = load()
+    model = make(loaded).model
+    for stack in (model.talker.stack, model.predictor.stack):
+        for layer in stack.layers:
+            assert isinstance(layer, FusedLayer)
+            for fused, parts in (
+                (layer.qkv, (layer.q, layer.k, layer.v)),
+                (layer.gate_up, (layer.gate, layer.up)),
+            ):
+                assert torch.equal(fused, torch.cat(parts))
+                assert {part.untyped_storage().data_ptr() for part in parts} == {fused.data_ptr()}
 
 
 def test_batching_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
