@@ -6,10 +6,17 @@
 import sys
 
 from megakernel_tts.server.cluster.engine_process import serve
+from megakernel_tts.server.cluster.messages import Load
+from megakernel_tts.server.engine import SpeechEngine
 
 SIMULATED_ENGINE = (sys.executable, "-m", "bench.simulated_engine")
 
-if __name__ == "__main__":
+
+def _load(request: Load) -> SpeechEngine:
     from bench.simulation import simulated_tts  # torch, which a front does not need
 
-    serve(lambda request: simulated_tts(request.slots, float(request.model)))
+    return simulated_tts(request.slots, float(request.model))
+
+
+if __name__ == "__main__":
+    serve(_load)

@@ -1,4 +1,7 @@
-"""Import rules by folder; a new folder needs a rule here."""
+"""Import rules by folder; a new folder needs a rule here.
+
+A test reads all files, since a test for each file takes more time than what it checks.
+"""
 
 import ast
 from functools import cache
@@ -103,6 +106,12 @@ def module_of(file: Path) -> str:
 
 
 @cache
+def tree_of(file: Path) -> ast.Module:
+    """The syntax tree of a Python file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> frozenset[str]:
     """The modules and names that a file imports, dotted.
 
@@ -112,7 +121,7 @@ def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> frozenset
         typing: Also what is imported for type checkers alone.
     """
     found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    pending: list[ast.AST] = [tree_of(file)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazy:
@@ -141,51 +150,49 @@ FILE_OF = {module_of(file): file for file in COMMON_FILES + FILES + STT_FILES + 
 }
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_imports_follow_the_folder_rules(file: Path) -> None:
-    folder = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if folder == "__init__":
-        return  # lazy exports; pinned by test_api.py
-    assert folder in RULES, f"{folder} has no rule in RULES"
-    for name in imported(file) & MODULES:
-        target = name.removeprefix(NAME).removeprefix(".")
-        if target == "" and folder not in ("calibration", "bench", "cli", "server"):
-            continue  # the parent package, which every absolute import names
-        top = target.split(".")[0]
+def test_imports_follow_the_folder_rules() -> None:
+    # `from package import module` names the package as well.
+    packages = {rule for rule in RULES if any(m.startswith(f"{NAME}.{rule}.") for m in MODULES)}
+    for file in FILES:
+        folder = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if folder == "__init__":
+            continue  # lazy exports; pinned by test_api.py
+        assert folder in RULES, f"{folder} has no rule in RULES"
         module = module_of(file).removeprefix(f"{NAME}.")
         allowed = RULES[folder] | {folder} | EXCEPTIONS.get(module, set())
-        packages = {rule for rule in RULES if any(m.startswith(f"{NAME}.{rule}.") for m in MODULES)}
-        is_package_itself = target in packages  # `from pkg import module` names it as well
-        assert top in allowed or target in allowed or is_package_itself, (
-            f"{folder}/ may not import {name}"
-        )
+        for name in imported(file) & MODULES:
+            target = name.removeprefix(NAME).removeprefix(".")
+            if target == "" and folder not in ("calibration", "bench", "cli", "server"):
+                continue  # the parent package, which every absolute import names
+            is_allowed = target in allowed | packages or target.split(".")[0] in allowed
+            assert is_allowed, f"{module} may not import {name}"
 
 
-@pytest.mark.parametrize("file", STT_FILES, ids=module_of)
-def test_recognition_follows_its_folder_rules(file: Path) -> None:
-    folder = file.relative_to(STT).parts[0].removesuffix(".py")
-    if folder == "__init__":
-        return  # lazy exports; pinned by tests/stt/test_api.py
-    assert folder in STT_RULES, f"{folder} has no rule in STT_RULES"
-    names = imported(file, typing=False)
-    for name in names & {module_of(other) for other in STT_FILES}:
-        target = name.removeprefix(STT.name).removeprefix(".")
+def test_recognition_follows_its_folder_rules() -> None:
+    modules = {module_of(file) for file in STT_FILES}
+    for file in STT_FILES:
+        folder = file.relative_to(STT).parts[0].removesuffix(".py")
+        if folder == "__init__":
+            continue  # lazy exports; pinned by tests/stt/test_api.py
+        assert folder in STT_RULES, f"{folder} has no rule in STT_RULES"
         parents = {"", *(rule.split(".")[0] for rule in STT_RULES[folder]), folder}
-        allowed = STT_RULES[folder] | parents
-        top = target.split(".")[0]
-        is_allowed = target in allowed or top == folder or top in STT_RULES[folder]
-        assert is_allowed, f"{folder} may not import {name}"
-    assert NAME not in {name.split(".")[0] for name in names}, "see megakernel_common"
+        names = imported(file, typing=False)
+        for name in names & modules:
+            target = name.removeprefix(STT.name).removeprefix(".")
+            top = target.split(".")[0]
+            is_allowed = target in STT_RULES[folder] | parents
+            is_allowed |= top == folder or top in STT_RULES[folder]
+            assert is_allowed, f"{file}: {folder} may not import {name}"
+        assert NAME not in {name.split(".")[0] for name in names}, f"{file}: see megakernel_common"
 
 
-@pytest.mark.parametrize("file", COMMON_FILES, ids=module_of)
-def test_what_is_shared_imports_neither_package(file: Path) -> None:
-    module = file.relative_to(COMMON).parts[0].removesuffix(".py")
-    if module == "__init__":
-        return
-    names = {name for name in imported(file) if name.split(".")[0].startswith("megakernel")}
-    allowed = {f"{COMMON.name}.{other}" for other in (module, *COMMON_RULES[module])}
-    assert all(name.startswith(tuple(allowed)) for name in names if name != COMMON.name), names
+def test_what_is_shared_imports_neither_package() -> None:
+    for file in COMMON_FILES:
+        module = file.relative_to(COMMON).parts[0].removesuffix(".py")
+        if module != "__init__":
+            names = {name for name in imported(file) if name.split(".")[0].startswith("megakernel")}
+            allowed = tuple(f"{COMMON.name}.{other}" for other in (module, *COMMON_RULES[module]))
+            assert all(name.startswith(allowed) for name in names - {COMMON.name}), (file, names)
 
 
 def test_synthesis_does_not_import_recognition() -> None:
@@ -222,10 +229,10 @@ LAZY = {
 
 def lazy_imports(file: Path) -> set[str]:
     """The modules that the functions of a file import."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    outer = [node for node in ast.walk(tree_of(file)) if isinstance(node, functions)]
     found = set[str]()
-    for node in (inner for function in functions for inner in ast.walk(function)):
+    for node in (inner for function in outer for inner in ast.walk(function)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -247,22 +254,23 @@ def packages_of(module: str) -> frozenset[str]:
     return frozenset(name.split(".")[0] for name in seen)
 
 
-@pytest.mark.parametrize("file", COMMON_FILES + FILES + STT_FILES + SERVICE, ids=module_of)
-def test_functions_import_only_torch_and_optional_packages(file: Path) -> None:
-    module = module_of(file)
-    missing = ({"torch"} | OPTIONAL) - packages_of(module)  # that the module itself does without
-    needless = {
-        name
-        for name in lazy_imports(file) - LAZY.get(module.removeprefix(f"{NAME}."), set())
-        if not (packages_of(name) & missing or name.startswith(f"{NAME}.server."))
-    }
-    assert not needless
+def test_functions_import_only_torch_and_optional_packages() -> None:
+    for file in COMMON_FILES + FILES + STT_FILES + SERVICE:
+        module = module_of(file)
+        # What the module itself does without.
+        missing = ({"torch"} | OPTIONAL) - packages_of(module)
+        needless = {
+            name
+            for name in lazy_imports(file) - LAZY.get(module.removeprefix(f"{NAME}."), set())
+            if not (packages_of(name) & missing or name.startswith(f"{NAME}.server."))
+        }
+        assert not needless, module
 
 
-@pytest.mark.parametrize("file", COMMON_FILES + FILES + STT_FILES, ids=module_of)
-def test_engine_modules_do_not_import_clients(file: Path) -> None:
+def test_engine_modules_do_not_import_clients() -> None:
     clients = {"pipecat", "pipecat_service", "tests", "bench", "examples", "qwen_tts"}
-    assert not {name.split(".")[0] for name in imported(file)} & clients
+    for file in COMMON_FILES + FILES + STT_FILES:
+        assert not {name.split(".")[0] for name in imported(file)} & clients, file
 
 
 PUBLIC = {
@@ -271,19 +279,22 @@ PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("file", SERVICE, ids=module_of)
-def test_pipecat_service_uses_public_names_only(file: Path) -> None:
-    names = imported(file)
+def test_pipecat_service_uses_public_names_only() -> None:
     packages = NAME, STT.name, COMMON.name
-    assert {name for name in names if name.split(".")[0] in packages} <= PUBLIC
-    assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
+    for file in SERVICE:
+        names = imported(file)
+        ours = {name for name in names if name.split(".")[0] in packages}
+        assert ours <= PUBLIC, (file, ours - PUBLIC)
+        others = {"tests", "bench", "examples", "torch"}
+        assert not {name.split(".")[0] for name in names} & others, file
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "server").rglob("*.py")), ids=module_of)
-def test_the_server_uses_public_names_only(file: Path) -> None:
-    ours = {name for name in imported(file) if name.split(".")[0] in (NAME, COMMON.name)}
-    assert {name for name in ours if not name.startswith(f"{NAME}.server")} <= PUBLIC
-    assert "torch" not in {name.split(".")[0] for name in imported(file)}
+def test_the_server_uses_public_names_only() -> None:
+    for file in (PACKAGE / "server").rglob("*.py"):
+        ours = {name for name in imported(file) if name.split(".")[0] in (NAME, COMMON.name)}
+        others = {name for name in ours if not name.startswith(f"{NAME}.server")}
+        assert others <= PUBLIC, (file, others - PUBLIC)
+        assert "torch" not in {name.split(".")[0] for name in imported(file)}, file
 
 
 # Training a voice writes checkpoints, samples and word times: it uses the models' layout, the
@@ -291,12 +302,13 @@ def test_the_server_uses_public_names_only(file: Path) -> None:
 TRAINING = ("model", "codec", "text.tokenizer", "audio", "calibration")
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.py")), ids=module_of)
-def test_examples_use_public_names_only(file: Path) -> None:
-    allowed = tuple(f"{NAME}.{part}" for part in TRAINING) if "train_voice" in file.parts else ()
-    ours = {name for name in imported(file) if name.split(".")[0] == NAME}
-    inside = {name for name in ours - PUBLIC if not name.startswith(allowed or "-")}
-    assert not inside, f"{file} imports {sorted(inside)}"
+def test_examples_use_public_names_only() -> None:
+    for file in (ROOT / "examples").rglob("*.py"):
+        training = TRAINING if "train_voice" in file.parts else ()
+        allowed = tuple(f"{NAME}.{part}" for part in training)
+        ours = {name for name in imported(file) if name.split(".")[0] == NAME}
+        inside = {name for name in ours - PUBLIC if not name.startswith(allowed)}
+        assert not inside, f"{file} imports {sorted(inside)}"
 
 
 def names_in_map(page: Path, package: str) -> list[str]:
@@ -323,7 +335,7 @@ def test_readme_map_lists_every_folder_of_the_package() -> None:
 def test_modules_hold_no_mutable_state() -> None:
     """Module-level names are constants, types, functions and loggers, so engines share nothing."""
     for file in COMMON_FILES + FILES + STT_FILES + SERVICE:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
@@ -336,7 +348,7 @@ def test_a_class_name_has_one_meaning() -> None:
     """The classes of the engine, the server and the benchmarks have different names."""
     files: dict[str, Path] = {}
     for file in [*COMMON_FILES, *FILES, *sorted((ROOT / "bench").glob("*.py"))]:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 assert node.name not in files, f"{node.name}: {files[node.name]} and {file}"
                 files[node.name] = file

@@ -108,14 +108,15 @@ def test_a_prompt_of_several_pages_has_the_same_keys_in_any_pages(
 def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
     comparison: MakeComparison,
 ) -> None:
-    """Four slots share the pages of one; streams pass through host memory and through any slot."""
+    """Four slots share the pages of one; streams pass through host memory and through any slot.
+
+    They have the codes of a batch with pages of its own, which are those of each stream alone (see
+    `test_megakernel`).
+    """
     b, rng = comparison("0b6", blocks=1, shallow=True), random.Random(0)
-    solo = {}
     kernel = _kernel(b, 4)
-    for slot in range(3):
-        _begin(b, kernel, [slot])
-        solo[slot] = [step_slots(kernel, [slot])[slot] for _ in range(3)]
-        kernel.release(slot)
+    _begin(b, kernel, range(3))
+    expected = [step_slots(kernel, range(3)) for _ in range(3)]
     kernel = _kernel(b, 4, cache_positions=_MAX_POSITIONS)
     with pytest.raises(MemoryError, match=r"slot 3 needs 10 positions.* 0 of all 3 pages"):
         _begin(b, kernel, range(4))
@@ -140,7 +141,7 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
                 kernel.release(3)
                 kernel.swap_in(away, snapshot)
         for slot in streams:
-            assert made[slot] == solo[slot][: len(made[slot])]
+            assert made[slot] == [frames[slot] for frames in expected[: len(made[slot])]]
             kernel.release(slot)
         assert kernel._cache._pool.num_free == 3
 

@@ -10,8 +10,8 @@ from megakernel_tts import TTS
 @pytest.mark.parametrize(
     ("kind", "sessions"),
     [
-        ("custom_voice", 50),
-        ("base", 50),
+        ("custom_voice", 25),
+        ("base", 25),
         pytest.param("custom_voice", 10_000, marks=pytest.mark.slow),
     ],
 )

@@ -270,13 +270,6 @@ def shell(command: str) -> Run:
     )
 
 
-def test_pipe_that_is_closed_during_output_gives_no_traceback() -> None:
-    run = shell("COMMAND say 'hello to you. ' | head -c 10; exit ${PIPESTATUS[0]}")
-    assert len(run.stdout) == 10
-    assert run.returncode in (0, 1)  # a short output may be written before the pipe is closed
-    assert b"Traceback" not in run.stderr and b"Exception" not in run.stderr
-
-
 @pytest.mark.parametrize("arguments", [["say", "hello to you. "], ["voices"]])
 def test_pipe_that_is_closed_before_output_gives_no_traceback(arguments: list[str]) -> None:
     reader, writer = os.pipe()
@@ -306,10 +299,11 @@ def test_closed_standard_streams_do_not_change_the_output(
     output = tmp_path / "a.wav"
     assert main(["say", "hi", "--seed", "1"]) == 0
     expected = capsysbinary.readouterr().out
-    assert shell("COMMAND voices 2>&-").stdout == shell("COMMAND voices").stdout != b""
-    unread = shell(f"COMMAND say hi --seed 1 -o {output} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
-    assert unread.returncode == 0
-    assert shell(f"COMMAND say hi --seed 1 -o {output} <&- >&- 2>&-").returncode == 0
+    assert main(["voices"]) == 0
+    assert shell("COMMAND voices 2>&-").stdout == capsysbinary.readouterr().out != b""
+    # Standard error is a pipe that nothing reads.
+    command = f"COMMAND say hi --seed 1 -o {output} <&- 2>&1 >&- | true; exit ${{PIPESTATUS[0]}}"
+    assert shell(command).returncode == 0
     with wave.open(str(output)) as file:
         assert_same_speech(file.readframes(1 << 20), expected)
 

@@ -26,7 +26,10 @@ from tests.server.running import is_stopping, wait_until
 
 # The command, with a simulated model.
 SIMULATED = """
+import gc
 import sys
+
+gc.disable()  # of torch's import; the command keeps what was imported out of collections
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
 from megakernel_tts.cli.main import main

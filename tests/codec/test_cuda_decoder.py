@@ -76,8 +76,8 @@ def decoder(codec: Codec, make: Make) -> CudaDecoder:
 @pytest.fixture(scope="module")
 def streams(decoder: CudaDecoder) -> list[tuple[Tensor, NDArray[np.int16]]]:
     """Codes of three streams, and the samples of each alone in one chunk."""
-    codes = [some_codes(20, seed) for seed in range(3)]
-    return [(one, decode_chunks(decoder, 0, one, [20])) for one in codes]
+    codes = [some_codes(12, seed) for seed in range(3)]
+    return [(one, decode_chunks(decoder, 0, one, [12])) for one in codes]
 
 
 def test_samples_match_plain_torch(codec: Codec, decoder: CudaDecoder) -> None:
@@ -108,9 +108,9 @@ def test_batching_and_chunking_do_not_change_samples(
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
     rng, at = random.Random(0), [0, 0, 0]
-    while min(at) < 20:
-        slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 20]
-        ends = {s: min(20, at[s] + rng.choice([1, 1, 2, 5, 11])) for s in slots}
+    while min(at) < 12:
+        slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 12]
+        ends = {s: min(12, at[s] + rng.choice([1, 1, 2, 5, 11])) for s in slots}
         requests = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in slots]
         for s, samples in zip(slots, decoder.decode(requests)(), strict=True):
             assert samples is not None
@@ -142,8 +142,8 @@ def test_discarded_pending_frames_do_not_change_samples(
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
     rng, at, fewer = random.Random(0), [0, 0, 0], 0
-    while min(at) < 20:
-        slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 20]
+    while min(at) < 12:
+        slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 12]
         requests: list[PendingDecodeRequest] = []
         counts: list[int] = []
         for s in slots:

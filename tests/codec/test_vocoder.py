@@ -213,9 +213,9 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
 
     monkeypatch.setattr(vocoder, "decode_pending", record)
     monkeypatch.setattr(vocoder, "decode", _fail_unexpected)
-    chunks, finish = drain(rig.open("hi", first=2, largest=4, max_frames=7))
+    chunks, finish = drain(rig.open("hi", first=1, largest=2, max_frames=4))
     rig.engine.close()
-    assert finish.frames == 7 and num_pending == [2, 4, 1]
+    assert finish.frames == 4 and num_pending == [1, 2, 1]
     solo = CudaDecoder(*codec_parts.codec, slots=1, kernels=codec_parts.kernels)
     solo.load_slot(0)
     (samples,) = solo.decode([DecodeRequest(0, torch.from_numpy(codes(chunks)))])()

@@ -23,8 +23,6 @@ import uvicorn
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
-from megakernel_tts.server.cluster.placement import Placement
-from megakernel_tts.server.logs import LogFormat
 from megakernel_tts.server.serving import authority, bind, uvicorn_config
 from tests.comparison import assert_same_speech
 from tests.fakes import TIMEOUT_S
@@ -119,11 +117,12 @@ def test_contexts_of_an_engine_that_is_killed_end_with_an_error(
 
 FAILING = """
 from pathlib import Path
-from bench.simulation import simulated_tts
 from megakernel_tts.server.cluster.engine_process import serve
-from tests.server.failing import failing
 
 def load(request):
+    from bench.simulation import simulated_tts
+    from tests.server.failing import failing
+
     tts = simulated_tts(request.slots, float(request.model))
     backend = tts._loaded.engine.backend
     backend.step = failing(backend.step, 2, Path({due!r}).exists)
@@ -133,25 +132,19 @@ serve(load)
 """
 
 
-@pytest.mark.parametrize(
-    ("log_format", "place"), [("text", TWO_PLACES[0]), ("json", TWO_PLACES[1])]
-)
 def test_an_engine_logs_why_its_streams_have_failed_once(
     local: TTS,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
-    log_format: LogFormat,
-    place: Placement,
 ) -> None:
-    due = tmp_path / "due"
+    """In the front's format; `test_failure_log` has the text of the other one."""
+    due, place = tmp_path / "due", TWO_PLACES[1]
     command = [sys.executable, "-c", FAILING.format(due=str(due))]
 
     async def main() -> None:
         async with (
-            EngineCluster.start(
-                FRAME_S, [place], 2, command=command, log_format=log_format
-            ) as cluster,
+            EngineCluster.start(FRAME_S, [place], 2, command=command, log_format="json") as cluster,
             served(cluster, local) as server,
         ):
             await until(lambda: cluster.slots == 2)
@@ -160,13 +153,8 @@ def test_an_engine_logs_why_its_streams_have_failed_once(
 
     asyncio.run(main())
     (line,) = capfd.readouterr().err.splitlines()
-    error = f"Speaking failed: {REASON}"
-    if log_format == "json":
-        shown = json.loads(line)
-        assert (shown["level"], shown["engine"], shown["error"]) == ("error", place.name, error)
-    else:
-        shown = line.partition(" ")[2]  # after the time
-        assert shown == f'ERROR synthesis has failed engine={place.name} error="{error}"'
+    error, shown = f"Speaking failed: {REASON}", json.loads(line)
+    assert (shown["level"], shown["engine"], shown["error"]) == ("error", place.name, error)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -237,14 +225,28 @@ def test_the_command_serves_without_torch_and_lets_streams_finish() -> None:
     assert_same_speech(bytes(pcm), speech.pcm.tobytes())
 
 
-FRONT = """
+# Engines that print their names, and are loaded for ever.
+LOADING = """
+import threading
+from megakernel_tts.server.cluster.engine_process import serve
+
+def load(request):
+    print(request.name, flush=True)
+    threading.Event().wait()
+
+serve(load)
+"""
+FRONT = f"""
 import asyncio
-from tests.server.cluster.clusters import simulated_cluster
+import sys
+from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+from megakernel_tts.server.cluster.placement import Placement
 
 async def main():
-    async with simulated_cluster():
-        print("ready", flush=True)
-        await asyncio.Event().wait()
+    places = [Placement(name, "cpu", {{}}) for name in ("cpu:0", "cpu:1")]
+    command = [sys.executable, "-c", {LOADING!r}]
+    async with EngineCluster.start("demo", places, 1, command=command):
+        pass
 
 asyncio.run(main())
 """
@@ -253,7 +255,8 @@ asyncio.run(main())
 def test_engines_end_when_the_front_is_killed() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", FRONT], stdout=pipe, text=True) as front:
-        assert front.stdout is not None and front.stdout.readline() == "ready\n"
+        assert front.stdout is not None
+        assert {front.stdout.readline() for _ in range(2)} == {"cpu:0\n", "cpu:1\n"}
         engines = psutil.Process(front.pid).children()
         assert len(engines) == 2
         front.kill()
