@@ -81,12 +81,16 @@ def assert_speaks(voice: Path) -> None:
 
 
 def assert_is_evaluated(work: Work) -> None:
-    """Speech and recordings are compared; transcripts with one error in three have that rate."""
+    """Speech and recordings are compared; transcripts with one error in three have that rate.
+
+    Live text has the codes of the layout streaming here, which are judged once.
+    """
     with TTS.load(work.voice, device="cpu", slots=2) as tts:
         speak.speak_held_out(tts, work, streams=2, max_frames=6)
     speech = evaluate.recordings(work)
     assert all(len(recorded) == 3 for recorded in speech.values())
-    heard = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])
+    assert speech["live"] is speech["streaming"]
+    heard = iter(3 * ["Maybe.", "Not to-day.", "Hasta pronto."])
     with ThreadPoolExecutor(1) as pool:
         rates = evaluate.understanding(speech, lambda *_: next(heard), LANGUAGES, pool)
     assert all(found["rate"] == 0.2 and found["relative"] == 1 for found in rates.values())

@@ -7,6 +7,7 @@ python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEEL
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -46,17 +47,31 @@ Transcribe = Callable[[NDArray[np.int16], int, str], str]
 
 
 def recordings(work: Work) -> dict[str, Recordings]:
-    """The teacher's recordings and the voice's speech of the held-out sentences."""
+    """The teacher's recordings and the voice's speech of the held-out sentences.
+
+    Two manners of the same codes have one list, so that it is judged once: live text usually has
+    the codes of the layout `streaming`.
+    """
     with np.load(work.held_out_speech) as file:
         assert len(file["text"]) == len(texts.held_out()), "run `synthesis` again"
         ends = np.cumsum(file["frames"]) * (len(file["wave"]) // int(file["frames"].sum()))
         found = {"teacher": np.split(file["wave"], ends[:-1])}
     decoder = _decoder(work)
     with np.load(work.spoken) as file:
-        for manner in MANNERS:
-            codes = np.split(file[manner], np.cumsum(file[f"{manner}_frames"])[:-1])
-            found[manner] = [decoder(one) for one in tqdm(codes, desc="decoding", disable=None)]
+        arrays = dict(file)
+    for i, manner in enumerate(MANNERS):
+        if twin := next((m for m in MANNERS[:i] if _same_codes(arrays, m, manner)), None):
+            found[manner] = found[twin]
+            continue
+        codes = np.split(arrays[manner], np.cumsum(arrays[f"{manner}_frames"])[:-1])
+        found[manner] = [decoder(one) for one in tqdm(codes, desc="decoding", disable=None)]
     return found
+
+
+def _same_codes(arrays: dict[str, NDArray[Any]], one: str, other: str) -> bool:
+    return all(
+        np.array_equal(arrays[f"{one}{end}"], arrays[f"{other}{end}"]) for end in ("", "_frames")
+    )
 
 
 def _decoder(work: Work) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
@@ -99,6 +114,9 @@ def understanding(
     ]
     results: dict[str, Any] = {}
     for condition, recorded in speech.items():
+        if twin := _twin(speech, condition):
+            results[condition] = results[twin]
+            continue
         counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         wrong: list[str] = []
         transcripts = pool.map(
@@ -122,6 +140,12 @@ def understanding(
     return results
 
 
+def _twin(speech: dict[str, Recordings], condition: str) -> str | None:
+    """An earlier condition with the same recordings."""
+    earlier = itertools.takewhile(lambda other: other != condition, speech)
+    return next((other for other in earlier if speech[other] is speech[condition]), None)
+
+
 def _apply(transcribe: Transcribe, arguments: tuple[NDArray[np.int16], int, str]) -> str:
     return transcribe(*arguments)
 
@@ -131,6 +155,9 @@ def naturalness(speech: dict[str, Recordings], pool: Executor) -> dict[str, Any]
     voices = [voice for voice, _ in texts.held_out_corpus()]
     results: dict[str, Any] = {}
     for condition, recorded in speech.items():
+        if twin := _twin(speech, condition):
+            results[condition] = results[twin]
+            continue
         rated = pool.map(
             partial(listeners.naturalness, rate=SAMPLE_RATE), map(_without_end, recorded)
         )
