@@ -71,7 +71,7 @@ class TextRewriting:
             return bool(_SENTENCE_END.search(groups[0]))
         try:
             whole, divided = await self._rewrite(text), await self._rewrite(*groups)
-            if whole != divided or not await self._is_closed(groups[0]):
+            if whole != divided or not await self._is_closed(*groups):
                 return False
             # If a rewriting removes the words behind it, what follows would begin the next group.
             return not groups[1].strip() or bool(await self._rewrite(groups[1]))
@@ -94,12 +94,13 @@ class TextRewriting:
                 return False
         return True
 
-    async def _is_closed(self, text: str) -> bool:
-        """Whether no markup that text after it could end would be rewritten with that text."""
+    async def _is_closed(self, before: str, after: str) -> bool:
+        """Whether no markup that further text could end joins the groups around a boundary."""
+        text = before + after
         closers = [closer for closer, opener in _OPENERS.items() if opener in text]
         closers += {f"</{name}>" for name in _TAG.findall(text)}
         for rest in (f"x{closer}." for closer in closers):
-            if await self._rewrite(text + rest) != await self._rewrite(text, rest):
+            if await self._rewrite(text + rest) != await self._rewrite(before, after + rest):
                 return False
         return True
 

@@ -269,6 +269,16 @@ def test_groups_do_not_end_where_the_text_is_rewritten(
     assert any(undivided in group for group in turn.groups) and len(turn.groups) >= 2
 
 
+@pytest.mark.parametrize(("text", "may_divide"), [("5 _km bold", False), ("So _km bold", True)])
+def test_open_markup_behind_a_boundary_may_join_what_is_before_it(
+    engine: TTS, text: str, may_divide: bool
+) -> None:
+    """With its end, `5 _km bold_` becomes `5 km bold`, and that `5 kilometres bold`."""
+    service = MegakernelTTSService(engine=engine, **REWRITINGS["filter and transforms"]())
+    rewriting = TextRewriting(service)
+    assert asyncio.run(rewriting.may_divide(text, text.index("_"))) == may_divide
+
+
 def test_without_rewriting_groups_do_not_wait_for_lookahead(engine: TTS) -> None:
     turn = Turn(engine)
     asyncio.run(turn.write(*"One two "))
