@@ -95,7 +95,7 @@ def apply_rope(x: Tensor, rope: Tensor | tuple[Tensor, Tensor]) -> Tensor:
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:
     """[batch, positions, heads * head_dim] -> [batch, heads, positions, head_dim]."""
-    return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
+    return x.view(*x.shape[:-1], x.shape[-1] // head_dim, head_dim).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ class TextRewriting:
             whole, divided = await self._rewrite(text), await self._rewrite(*groups)
             if whole != divided or not await self._is_closed(*groups):
                 return False
-            # If a rewriting removes the words behind it, what follows would begin the next group.
+            # A mark that begins a group means something else (`* a` is an item of a list): no group
+            # begins with words that are removed.
             return not groups[1].strip() or bool(await self._rewrite(groups[1]))
         except Exception:  # the application's; Pipecat reports it when the text is spoken
             return False
@@ -95,7 +96,7 @@ class TextRewriting:
         return True
 
     async def _is_closed(self, before: str, after: str) -> bool:
-        """Whether no markup that further text could end joins the groups around a boundary."""
+        """Whether further text that ends markup cannot join the groups around a boundary."""
         text = before + after
         closers = [closer for closer, opener in _OPENERS.items() if opener in text]
         closers += {f"</{name}>" for name in _TAG.findall(text)}

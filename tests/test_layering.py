@@ -142,6 +142,7 @@ COMMON_FILES = sorted(COMMON.rglob("*.py"))
 FILES = sorted(PACKAGE.rglob("*.py"))
 STT_FILES = sorted(STT.rglob("*.py"))
 SERVICE = sorted((ROOT / "pipecat_service").rglob("*.py"))
+assert COMMON_FILES and FILES and STT_FILES and SERVICE, "a package was renamed"
 MODULES = {module_of(file) for file in FILES}
 # The only public names that import torch are modules to the rule of lazy imports.
 FILE_OF = {module_of(file): file for file in COMMON_FILES + FILES + STT_FILES + SERVICE} | {
@@ -290,7 +291,9 @@ def test_pipecat_service_uses_public_names_only() -> None:
 
 
 def test_the_server_uses_public_names_only() -> None:
-    for file in (PACKAGE / "server").rglob("*.py"):
+    files = sorted((PACKAGE / "server").rglob("*.py"))
+    assert files
+    for file in files:
         ours = {name for name in imported(file) if name.split(".")[0] in (NAME, COMMON.name)}
         others = {name for name in ours if not name.startswith(f"{NAME}.server")}
         assert others <= PUBLIC, (file, others - PUBLIC)
@@ -303,7 +306,9 @@ TRAINING = ("model", "codec", "text.tokenizer", "audio", "calibration")
 
 
 def test_examples_use_public_names_only() -> None:
-    for file in (ROOT / "examples").rglob("*.py"):
+    files = sorted((ROOT / "examples").rglob("*.py"))
+    assert files
+    for file in files:
         training = TRAINING if "train_voice" in file.parts else ()
         allowed = tuple(f"{NAME}.{part}" for part in training)
         ours = {name for name in imported(file) if name.split(".")[0] == NAME}

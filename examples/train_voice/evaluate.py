@@ -7,7 +7,6 @@ python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEEL
 """
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -112,11 +111,8 @@ def understanding(
         )
         if VOICES[voice].language in languages
     ]
-    results: dict[str, Any] = {}
-    for condition, recorded in speech.items():
-        if twin := _twin(speech, condition):
-            results[condition] = results[twin]
-            continue
+
+    def judge(condition: str, recorded: Recordings) -> dict[str, Any]:
         counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         wrong: list[str] = []
         transcripts = pool.map(
@@ -133,17 +129,24 @@ def understanding(
             if num_errors:
                 wrong.append(f"{num_errors} | {voice} | {text} | {heard.strip()}")
         rates = {group: round(e / n, 4) for group, (e, n) in counts.items()}
-        results[condition] = {"rate": rates.pop("all"), "words": counts["all"][1]}
-        results[condition] |= {"groups": rates, "wrong": wrong}
+        rate = {"rate": rates.pop("all"), "words": counts["all"][1]}
+        return rate | {"groups": rates, "wrong": wrong}
+
+    results = _judge_once(speech, judge)
     for result in results.values():
         result["relative"] = round(result["rate"] / max(results["teacher"]["rate"], 1e-4), 2)
     return results
 
 
-def _twin(speech: dict[str, Recordings], condition: str) -> str | None:
-    """An earlier condition with the same recordings."""
-    earlier = itertools.takewhile(lambda other: other != condition, speech)
-    return next((other for other in earlier if speech[other] is speech[condition]), None)
+def _judge_once(
+    speech: dict[str, Recordings], judge: Callable[[str, Recordings], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Results of all conditions; those with the same list of recordings share one."""
+    judged: dict[int, dict[str, Any]] = {}
+    for condition, recorded in speech.items():
+        if id(recorded) not in judged:
+            judged[id(recorded)] = judge(condition, recorded)
+    return {condition: judged[id(recorded)] for condition, recorded in speech.items()}
 
 
 def _apply(transcribe: Transcribe, arguments: tuple[NDArray[np.int16], int, str]) -> str:
@@ -153,19 +156,17 @@ def _apply(transcribe: Transcribe, arguments: tuple[NDArray[np.int16], int, str]
 def naturalness(speech: dict[str, Recordings], pool: Executor) -> dict[str, Any]:
     """Mean scores of DNSMOS for each condition, and by voice; silence at the end is cut off."""
     voices = [voice for voice, _ in texts.held_out_corpus()]
-    results: dict[str, Any] = {}
-    for condition, recorded in speech.items():
-        if twin := _twin(speech, condition):
-            results[condition] = results[twin]
-            continue
+
+    def judge(condition: str, recorded: Recordings) -> dict[str, Any]:
         rated = pool.map(
             partial(listeners.naturalness, rate=SAMPLE_RATE), map(_without_end, recorded)
         )
         scores = np.array([*tqdm(rated, total=len(recorded), desc=condition, disable=None)])
-        results[condition] = _scores(scores) | {
+        return _scores(scores) | {
             name: _scores(scores[[voice == name for voice in voices]]) for name in VOICES
         }
-    return results
+
+    return _judge_once(speech, judge)
 
 
 def _scores(scores: NDArray[np.float64]) -> dict[str, float]:

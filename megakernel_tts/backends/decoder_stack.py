@@ -4,7 +4,7 @@ The phases have the names of those in csrc/decode.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,50 +25,91 @@ from megakernel_tts.model.weights import Layer, Stack
 
 
 @dataclass(frozen=True)
-class FusedLayer(Layer):
+class FusedLayer:
     """A layer whose projections of the same input are one matrix each.
 
     Attributes:
-        qkv: [heads * head_dim of q, k and v, hidden]; q, k and v are views of it.
+        input_norm: As in `Layer`.
+        qkv: [heads * head_dim of q, k and v, hidden].
         qk_norm: [heads + kv heads, 1, head_dim]: `q_norm` of each query head, `k_norm` of each key
             head.
-        gate_up: [2 * intermediate, hidden]; gate and up are views of it.
+        o: As in `Layer`.
+        post_norm: As in `Layer`.
+        gate_up: [2 * intermediate, hidden].
+        down: As in `Layer`.
     """
 
+    input_norm: Tensor
     qkv: Tensor
     qk_norm: Tensor
+    o: Tensor
+    post_norm: Tensor
     gate_up: Tensor
+    down: Tensor
 
 
 @dataclass(frozen=True)
-class FusedStack(Stack):
+class FusedStack:
     """A stack of fused layers.
 
     Attributes:
+        layers: The layers.
+        norm: The final norm.
         eps: [], float32: the norms' epsilon; torch converts a number on each use.
     """
 
     layers: tuple[FusedLayer, ...]
+    norm: Tensor
     eps: Tensor
 
 
-def fuse_stack(stack: Stack, config: StackConfig) -> FusedStack:
-    """Fuses projections and head norms: the number of small operations counts, not their size."""
-    layers = tuple(_fuse_layer(layer, config) for layer in stack.layers)
+def fuse_stack(stack: Stack, config: StackConfig) -> tuple[FusedStack, Stack]:
+    """Fuses projections and head norms: the number of small operations counts, not their size.
+
+    Returns:
+        The fused stack, and an equal one whose projections are views of it: the weights exist once
+        when the given stack is freed.
+    """
+    fused = tuple(_fuse_layer(layer, config) for layer in stack.layers)
+    layers = tuple(map(_with_views, stack.layers, fused))
     eps = torch.tensor(config.norm_eps, device=stack.norm.device)
-    return FusedStack(layers=layers, norm=stack.norm, eps=eps)
+    return FusedStack(fused, stack.norm, eps), Stack(layers, stack.norm)
 
 
 def _fuse_layer(layer: Layer, config: StackConfig) -> FusedLayer:
-    qkv = torch.cat([layer.q, layer.k, layer.v])
-    gate_up = torch.cat([layer.gate, layer.up])
-    q, k, v = qkv.split([layer.q.shape[0], layer.k.shape[0], layer.v.shape[0]])
-    gate, up = gate_up.chunk(2)
     q_norms = layer.q_norm.expand(config.num_heads, 1, -1)
     k_norms = layer.k_norm.expand(config.num_kv_heads, 1, -1)
-    weights = vars(layer) | {"q": q, "k": k, "v": v, "gate": gate, "up": up}
-    weights |= {"qkv": qkv, "qk_norm": torch.cat([q_norms, k_norms]), "gate_up": gate_up}
-    return FusedLayer(**weights)
+    return FusedLayer(
+        input_norm=layer.input_norm,
+        qkv=torch.cat([layer.q, layer.k, layer.v]),
+        qk_norm=torch.cat([q_norms, k_norms]),
+        o=layer.o,
+        post_norm=layer.post_norm,
+        gate_up=torch.cat([layer.gate, layer.up]),
+        down=layer.down,
+    )
+
+
+def _with_views(layer: Layer, fused: FusedLayer) -> Layer:
+    q, k, v = fused.qkv.split([len(layer.q), len(layer.k), len(layer.v)])
+    gate, up = fused.gate_up.chunk(2)
+    return replace(layer, q=q, k=k, v=v, gate=gate, up=up)
+
+
+class CacheWindow(NamedTuple):
+    """Views of a layer's cache for one stream, [1, kv heads, positions, head_dim].
+
+    Attributes:
+        keys: Up to and including the new positions.
+        values: As `keys`.
+        new_keys: At the new positions.
+        new_values: As `new_keys`.
+    """
+
+    keys: Tensor
+    values: Tensor
+    new_keys: Tensor
+    new_values: Tensor
 
 
 class KVCache:
@@ -101,28 +142,12 @@ class KVCache:
         """Returns views of a slot's keys and values at the positions before `end`."""
         return [self.keys[:, slot, :, :end], self.values[:, slot, :, :end]]
 
-    def windows(self, slot: int, start: int, end: int) -> "list[_Window]":
+    def windows(self, slot: int, start: int, end: int) -> list[CacheWindow]:
         """Returns views of a slot for each layer; those of all layers are made together."""
         keys, values = (c[:, slot : slot + 1, :, :end] for c in (self.keys, self.values))
         new_keys, new_values = keys[..., start:, :], values[..., start:, :]
         views = (tensor.unbind() for tensor in (keys, values, new_keys, new_values))
-        return [_Window(*layer) for layer in zip(*views, strict=True)]
-
-
-class _Window(NamedTuple):
-    """Views of a layer's cache for one stream, [1, kv heads, positions, head_dim].
-
-    Attributes:
-        keys: Up to and including the new positions.
-        values: As `keys`.
-        new_keys: At the new positions.
-        new_values: As `new_keys`.
-    """
-
-    keys: Tensor
-    values: Tensor
-    new_keys: Tensor
-    new_values: Tensor
+        return [CacheWindow(*layer) for layer in zip(*views, strict=True)]
 
 
 def run_stack(
@@ -187,7 +212,7 @@ def _qkv(
     return q, k, v
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, windows: Sequence[_Window]) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, windows: Sequence[CacheWindow]) -> Tensor:
     """Appends k and v to the cache, then attends causally, each stream in its own slot.
 
     Args:

@@ -101,12 +101,12 @@ class Reference:
         self.max_streams = num_slots
         self.max_positions = max_positions
         talker, predictor = config.talker, config.predictor
-        self._talker_stack = fuse_stack(model.talker.stack, talker.stack)
-        self._predictor_stack = fuse_stack(model.predictor.stack, predictor.stack)
-        self.model = replace(  # with the fused stacks, so that the given ones can be freed
+        self._talker_stack, talker_views = fuse_stack(model.talker.stack, talker.stack)
+        self._predictor_stack, predictor_views = fuse_stack(model.predictor.stack, predictor.stack)
+        self.model = replace(  # so that the given projections can be freed
             model,
-            talker=replace(model.talker, stack=self._talker_stack),
-            predictor=replace(model.predictor, stack=self._predictor_stack),
+            talker=replace(model.talker, stack=talker_views),
+            predictor=replace(model.predictor, stack=predictor_views),
         )
         self._config = config
         self._pad = pad

@@ -60,7 +60,8 @@ class WorkTimes:
         if not work.num_frames:
             return
         if work.num_positions and not self._frame_s:
-            # Both are bounded by the whole: without a bound, no deadline would seem near.
+            # An upper bound of each, since the shares are not known; without one, no deadline would
+            # seem near.
             self._frame_s = work.step_s / work.num_frames
             self.position_s = _updated(self.position_s, work.total_s / work.num_positions)
         elif work.num_positions:

@@ -7,7 +7,7 @@ import torch
 
 from megakernel_common.layers import linear
 from megakernel_tts import Sampling
-from megakernel_tts.backends.decoder_stack import FusedLayer
+from megakernel_tts.backends.decoder_stack import fuse_stack
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.loader import LoadedModel, load_checkpoint
@@ -65,10 +65,13 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.parametrize("num_positions", [1, 2, 6])
 @pytest.mark.parametrize(("size", "num_outputs"), [(64, 192), (1024, 96), (2048, 64)])
-def test_a_row_of_a_product_has_the_bits_of_the_row_alone(size: int, num_outputs: int) -> None:
+def test_a_row_of_a_product_has_the_bits_of_the_row_alone(
+    size: int, num_outputs: int, num_positions: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(8, 1, size, generator=generator)
+    x = torch.randn(8, num_positions, size, generator=generator)
     weight = torch.randn(num_outputs, size, generator=generator)
     product = linear(x, weight)
     for i in range(8):
@@ -78,16 +81,24 @@ def test_a_row_of_a_product_has_the_bits_of_the_row_alone(size: int, num_outputs
 def test_fused_projections_exist_once_in_memory(load: Callable[..., LoadedModel]) -> None:
     """The model that the backend keeps consists of views of them."""
     loaded = load()
-    model = make(loaded).model
-    for stack in (model.talker.stack, model.predictor.stack):
-        for layer in stack.layers:
-            assert isinstance(layer, FusedLayer)
-            for fused, parts in (
-                (layer.qkv, (layer.q, layer.k, layer.v)),
-                (layer.gate_up, (layer.gate, layer.up)),
+    config, model = loaded.config, make(loaded).model
+    for stack, stack_config in (
+        (model.talker.stack, config.talker.stack),
+        (model.predictor.stack, config.predictor.stack),
+    ):
+        fused, equal = fuse_stack(stack, stack_config)
+        assert torch.equal(fused.eps, torch.tensor(stack_config.norm_eps))
+        for layer, given, projections in zip(equal.layers, stack.layers, fused.layers, strict=True):
+            for name, value in vars(layer).items():
+                assert torch.equal(value, getattr(given, name)), name
+            for whole, parts in (
+                (projections.qkv, (layer.q, layer.k, layer.v)),
+                (projections.gate_up, (layer.gate, layer.up)),
             ):
-                assert torch.equal(fused, torch.cat(parts))
-                assert {part.untyped_storage().data_ptr() for part in parts} == {fused.data_ptr()}
+                assert torch.equal(whole, torch.cat(parts))
+                assert {part.untyped_storage().data_ptr() for part in parts} == {whole.data_ptr()}
+            shared = {p.untyped_storage().data_ptr() for p in (given.q, given.k, given.v)}
+            assert len(shared) == 1, "the backend keeps the projections that it was given"
 
 
 def test_batching_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
