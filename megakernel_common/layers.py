@@ -46,8 +46,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.is_cuda:
         y = _by_row_groups(x, weight)
-    elif x.shape[0] == 1:
-        y = F.linear(x, weight)
     else:
         y = torch.bmm(x, weight.mT.expand(x.shape[0], -1, -1))
     return y if bias is None else y + bias
