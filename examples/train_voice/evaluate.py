@@ -12,11 +12,11 @@ import multiprocessing
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,8 +45,22 @@ Recordings = list[NDArray[np.int16]]
 Transcribe = Callable[[NDArray[np.int16], int, str], str]
 
 
-def recordings(work: Work) -> dict[str, Recordings]:
-    """The teacher's recordings and the voice's speech of the held-out sentences.
+class Sentence(NamedTuple):
+    """A held-out sentence."""
+
+    category: str
+    voice: str
+    text: str
+
+
+def sentences(every: int = 1) -> list[Sentence]:
+    """The held-out sentences, or every so many of them from the first on."""
+    pairs = zip(texts.held_out(), texts.held_out_corpus(), strict=True)
+    return [Sentence(category, voice, text) for (category, text), (voice, _) in pairs][::every]
+
+
+def recordings(work: Work, every: int = 1) -> dict[str, Recordings]:
+    """Recordings of the sentences: the teacher's, these through the codec, the voice's speech.
 
     Two manners of the same codes have one list, so that it is judged once: live text usually has
     the codes of the layout `streaming`.
@@ -54,15 +68,17 @@ def recordings(work: Work) -> dict[str, Recordings]:
     with np.load(work.held_out_speech) as file:
         assert len(file["text"]) == len(texts.held_out()), "run `synthesis` again"
         ends = np.cumsum(file["frames"]) * (len(file["wave"]) // int(file["frames"].sum()))
-        found = {"teacher": np.split(file["wave"], ends[:-1])}
-    decoder = _decoder(work)
+        found = {"teacher": np.split(file["wave"], ends[:-1])[::every]}
+    encoder, decoder = _encoder(work), _decoder(work)
+    encoded = tqdm(map(encoder, found["teacher"]), desc="encoding", disable=None)
+    found["resynthesis"] = [decoder(codes) for codes in encoded]
     with np.load(work.spoken) as file:
         arrays = dict(file)
     for i, manner in enumerate(MANNERS):
         if twin := next((m for m in MANNERS[:i] if _same_codes(arrays, m, manner)), None):
             found[manner] = found[twin]
             continue
-        codes = np.split(arrays[manner], np.cumsum(arrays[f"{manner}_frames"])[:-1])
+        codes = np.split(arrays[manner], np.cumsum(arrays[f"{manner}_frames"])[:-1])[::every]
         found[manner] = [decoder(one) for one in tqdm(codes, desc="decoding", disable=None)]
     return found
 
@@ -73,20 +89,33 @@ def _same_codes(arrays: dict[str, NDArray[Any]], one: str, other: str) -> bool:
     )
 
 
-def _decoder(work: Work) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
+def _decoder(work: Work) -> Callable[[NDArray[Any]], NDArray[np.int16]]:
     """Codes [frames, groups] to samples, by the voice's codec."""
     config, folder = work.codec_config(), work.voice / "speech_tokenizer"
     tensors = Checkpoint(folder).load(decoder_specs(config.decoder), _CPU, torch.float32)
     decoder = Decoder(tensors, config)
 
-    def run(codes: NDArray[np.int16]) -> NDArray[np.int16]:
+    def run(codes: NDArray[Any]) -> NDArray[np.int16]:
         wave, _ = decoder.decode(torch.from_numpy(codes).long()[None], decoder.start())
         return (wave[0].numpy() * 32767).round().astype(np.int16)
 
     return run
 
 
+def _encoder(work: Work) -> Callable[[NDArray[np.int16]], NDArray[Any]]:
+    """Samples to codes [frames, groups], by the voice's codec."""
+    config, folder = work.codec_config(), work.voice / "speech_tokenizer"
+    specs = encoder_specs(config.encoder, config.decoder.num_groups)
+    encoder = Encoder(Checkpoint(folder).load(specs, _CPU, torch.float32), config)
+
+    def run(pcm: NDArray[np.int16]) -> NDArray[Any]:
+        return encoder.encode(torch.from_numpy(pcm.astype(np.float32) / 32768)).numpy()
+
+    return run
+
+
 def understanding(
+    spoken: Sequence[Sentence],
     speech: dict[str, Recordings],
     transcribe: Transcribe,
     languages: tuple[str, ...],
@@ -95,35 +124,31 @@ def understanding(
     """Word error rates.
 
     Args:
-        speech: Recordings of all held-out sentences under each condition.
+        spoken: The sentences.
+        speech: Their recordings under each condition.
         transcribe: Samples, rate and language to text.
         languages: Of the sentences that are used.
         pool: Runs `transcribe`.
 
     Returns:
-        For each condition the rate over all words, its ratio to the teacher's, the rates by voice
-        and by category, and the transcripts with errors.
+        For each condition the rate over all words, its ratio to the teacher's, the rates by
+        language, voice and category, and the transcripts with errors.
     """
-    sentences = [
-        (i, category, voice, text)
-        for i, ((category, text), (voice, _)) in enumerate(
-            zip(texts.held_out(), texts.held_out_corpus(), strict=True)
-        )
-        if VOICES[voice].language in languages
-    ]
+    used = [i for i, one in enumerate(spoken) if VOICES[one.voice].language in languages]
 
     def judge(condition: str, recorded: Recordings) -> dict[str, Any]:
         counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         wrong: list[str] = []
         transcripts = pool.map(
             partial(_apply, transcribe),
-            [(recorded[i], SAMPLE_RATE, VOICES[voice].language) for i, _, voice, _ in sentences],
+            [(recorded[i], SAMPLE_RATE, VOICES[spoken[i].voice].language) for i in used],
         )
-        found = tqdm(transcripts, total=len(sentences), desc=condition, disable=None)
-        for (_, category, voice, text), heard in zip(sentences, found, strict=True):
+        found = tqdm(transcripts, total=len(used), desc=condition, disable=None)
+        for i, heard in zip(used, found, strict=True):
+            category, voice, text = spoken[i]
             language = VOICES[voice].language
             num_errors = text_errors(text, heard, language)
-            for group in ("all", voice, category):
+            for group in ("all", language, voice, category):
                 counts[group][0] += num_errors
                 counts[group][1] += len(normalised_words(text, language))
             if num_errors:
@@ -153,9 +178,10 @@ def _apply(transcribe: Transcribe, arguments: tuple[NDArray[np.int16], int, str]
     return transcribe(*arguments)
 
 
-def naturalness(speech: dict[str, Recordings], pool: Executor) -> dict[str, Any]:
+def naturalness(
+    spoken: Sequence[Sentence], speech: dict[str, Recordings], pool: Executor
+) -> dict[str, Any]:
     """Mean scores of DNSMOS for each condition, and by voice; silence at the end is cut off."""
-    voices = [voice for voice, _ in texts.held_out_corpus()]
 
     def judge(condition: str, recorded: Recordings) -> dict[str, Any]:
         rated = pool.map(
@@ -163,7 +189,9 @@ def naturalness(speech: dict[str, Recordings], pool: Executor) -> dict[str, Any]
         )
         scores = np.array([*tqdm(rated, total=len(recorded), desc=condition, disable=None)])
         return _scores(scores) | {
-            name: _scores(scores[[voice == name for voice in voices]]) for name in VOICES
+            name: _scores(scores[[one.voice == name for one in spoken]])
+            for name in VOICES
+            if any(one.voice == name for one in spoken)
         }
 
     return _judge_once(speech, judge)
@@ -204,8 +232,15 @@ def durations(speech: dict[str, Recordings]) -> dict[str, Any]:
     return results
 
 
-def word_times(work: Work, tts: TTS, originals: Recordings) -> dict[str, Any]:
-    """Errors of word starts in seconds on the teacher's recordings, in both layouts."""
+def word_times(work: Work, tts: TTS, originals: Recordings, every: int = 1) -> dict[str, Any]:
+    """Errors of word starts in seconds on the teacher's recordings, in both layouts.
+
+    Args:
+        work: The run.
+        tts: The voice.
+        originals: The recordings.
+        every: They are of every so many sentences.
+    """
     alignment = tts._loaded.engine.alignment
     if alignment is None:
         return {}
@@ -216,22 +251,15 @@ def word_times(work: Work, tts: TTS, originals: Recordings) -> dict[str, Any]:
     ends = np.cumsum([len(text.split()) for _, text in corpus])
     capture = SpeechCapture(tts._loaded, None, None)
     off: list[float] = []
-    rows = zip(corpus, originals, np.split(starts, ends[:-1]), strict=True)
+    rows = zip(corpus[::every], originals, np.split(starts, ends[:-1])[::every], strict=True)
     for (voice, text), pcm, pieces in rows:
         truth = starts_of_words(text, pieces.tolist())
-        codes = encoder.encode(torch.from_numpy(pcm.astype(np.float32) / 32768))
-        speech = TimedSpeech(text, voice, codes.numpy(), truth)
+        speech = TimedSpeech(text, voice, encoder(pcm), truth)
         for captured in capture.capture_attention(speech):
             found = captured.word_starts(alignment.heads, alignment.lookahead)
             off += np.abs(np.subtract(found, truth)).tolist()
     mean, late = float(np.mean(off)), float(np.percentile(off, 95))
     return {"words": len(off), "mean_s": round(mean, 4), "p95_s": round(late, 4)}
-
-
-def _encoder(work: Work) -> Encoder:
-    config, folder = work.codec_config(), work.voice / "speech_tokenizer"
-    specs = encoder_specs(config.encoder, config.decoder.num_groups)
-    return Encoder(Checkpoint(folder).load(specs, _CPU, torch.float32), config)
 
 
 def speed(tts: TTS) -> dict[str, float]:
@@ -259,6 +287,9 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the run's folder, after `speak`")
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
     parser.add_argument("--whisper", type=Path, help="folder of the wheels of Whisper base")
+    parser.add_argument(
+        "--every", type=int, default=1, help="judge every so many held-out sentences (default: 1)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="for the speed of the voice")
     parser.add_argument(
         "--processes",
@@ -271,30 +302,37 @@ def main() -> None:
     missing = listeners.missing_packages()
     if missing:
         print(f"without Whisper and DNSMOS: {', '.join(missing)} not installed")
-    speech = recordings(work)
-    results: dict[str, Any] = {"sentences": len(texts.held_out()), "durations": durations(speech)}
-    results["intonation"] = intonation(speech)
+    spoken, speech = sentences(options.every), recordings(work, options.every)
+    results: dict[str, Any] = {"sentences": len(spoken)}
+
+    def add(name: str, found: dict[str, Any]) -> None:
+        """Adds a result, and writes all: judging takes an hour on two processors."""
+        results[name] = found
+        results["seconds"] = round(time.monotonic() - start, 1)
+        text = json.dumps(results, indent=1, ensure_ascii=False)
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+    add("durations", durations(speech))
+    add("intonation", intonation(speech))
     torch.set_num_threads(options.threads)
     with TTS.load(work.voice, "cpu", slots=1) as tts:
-        results["cpu"] = speed(tts)
-        results["word_starts"] = word_times(work, tts, speech["teacher"])
-    results["ends"] = json.loads(work.ends.read_text(encoding="utf-8"))
+        add("cpu", speed(tts))
+        add("word_starts", word_times(work, tts, speech["teacher"], options.every))
+    add("ends", json.loads(work.ends.read_text(encoding="utf-8")))
     # Spawned, since threads of torch run in this process.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.processes, mp_context=spawn) as pool:
         if not missing:
-            results["naturalness"] = naturalness(speech, pool)
+            add("naturalness", naturalness(spoken, speech, pool))
         if not missing and options.whisper:
             whisper = partial(_transcribe_by_whisper, options.whisper)
-            results["whisper"] = understanding(speech, whisper, ("english", "spanish"), pool)
+            languages = ("english", "spanish")
+            add("whisper", understanding(spoken, speech, whisper, languages, pool))
         pocketsphinx = _transcribe_by_pocketsphinx
-        results["pocketsphinx"] = understanding(speech, pocketsphinx, ("english",), pool)
+        add("pocketsphinx", understanding(spoken, speech, pocketsphinx, ("english",), pool))
     for judge in {"whisper", "pocketsphinx"} & results.keys():
         for condition, found in results[judge].items():
-            print(f"{judge:12} {condition:10} {found['rate']:.3f} ({found['relative']})")
-    results["seconds"] = round(time.monotonic() - start, 1)
-    text = json.dumps(results, indent=1, ensure_ascii=False)
-    options.json.write_text(text + "\n", encoding="utf-8")
+            print(f"{judge:12} {condition:11} {found['rate']:.3f} ({found['relative']})")
 
 
 @cache
