@@ -298,6 +298,8 @@ def main() -> None:
         help="that recognise and rate, with two threads each (default: half of the processors)",
     )
     options = parser.parse_args()
+    if options.every < 1:
+        parser.error(f"--every must be at least 1, found {options.every}")
     work, start = Work(options.work), time.monotonic()
     missing = listeners.missing_packages()
     if missing:
