@@ -171,6 +171,7 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     assert_recordings_are_encoded_twice(work)
     vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
     talker.train(work, minutes=0.02, positions=600, seed=0)
+    predictions.wait_for_talker(work, minutes=0.01)
     predictions.predict(work, hours=0.004, positions=600, temperature=0.3, seed=0)
     recorded, predicted = np.load(work.codes)["codes"], np.load(work.predictions)
     recorded = recorded[: len(predicted)]
@@ -189,6 +190,20 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
         last = json.loads(work.log(stage).read_text().splitlines()[-1])
         held_out = [value for name, value in last.items() if name.startswith("held_")]
         assert held_out and np.isfinite(held_out).all(), stage
+
+
+def test_predictions_begin_after_the_talker_has_trained_for_the_given_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The talker saves its state again and again while `predictions` waits."""
+    work, used_s = Work(tmp_path), iter((60.0, 120.0, 240.0, 360.0))
+
+    def sleep(_seconds: float) -> None:
+        training.save_state(work.state("talker"), {"used": next(used_s)})
+
+    monkeypatch.setattr(predictions, "time", SimpleNamespace(sleep=sleep))
+    predictions.wait_for_talker(work, minutes=4)
+    assert list(used_s) == [360.0]
 
 
 def write_random_codes(work: Work, corpus: list[tuple[str, str]], frames: list[int]) -> None:

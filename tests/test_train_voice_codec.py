@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examples.train_voice import codec_model
+from examples.train_voice.codec_net import Quantizer
 from examples.train_voice.discriminators import (
     Discriminators,
     adversarial_loss,
@@ -85,6 +86,25 @@ def test_a_shortened_decoder_gives_the_end_of_the_whole_waveform(tmp_path: Path)
     assert torch.equal(target, wave[:, : 2 * FRAME])
 
 
+def test_quantised_projections_are_sums_of_entries_with_straight_through_gradients() -> None:
+    torch.manual_seed(0)
+    quantizer = Quantizer(groups=4, codes=8, dim=6, device=torch.device("cpu"))
+    semantic, acoustic = (torch.randn(5, 6, requires_grad=True) for _ in range(2))
+    quantizer.initialise(torch.randn(20, 6), torch.randn(20, 6))
+    books, codes = quantizer.books.clone(), quantizer.encode(semantic, acoustic)
+    active = torch.ones(4, 5)
+    active[2:, 0] = 0  # the first row uses codebooks 0 and 1
+    found = quantizer(semantic, acoustic, active)
+    entries = [books[k][codes[:, k]] for k in range(4)]
+    used = torch.stack(entries[1:]) * active[1:, :, None]
+    torch.testing.assert_close(found.semantic, entries[0])
+    torch.testing.assert_close(found.acoustic, used.sum(0))
+    torch.testing.assert_close(found.first_acoustic, entries[1])
+    for output, projection in zip(found, (semantic, acoustic, acoustic), strict=False):
+        (grad,) = torch.autograd.grad(output.sum(), projection, retain_graph=True)
+        assert torch.equal(grad, torch.ones_like(projection))
+
+
 def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     torch.manual_seed(0)
     time = torch.arange(7680) / 24_000
@@ -101,8 +121,12 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     output_real, output_fake = discriminators(real), discriminators(fake)
-    assert feature_loss(output_real, output_real).item() == 0
-    assert feature_loss(output_real, output_fake).item() > 0.01
+    assert feature_loss(output_real, output_real, 2).item() == 0
+    assert feature_loss(output_real, output_fake, 2).item() > 0.01
+    first_equal = discriminators(torch.cat([real[:1], fake[1:]]))
+    assert (
+        feature_loss(output_real, first_equal, 1) < 1e-3 < feature_loss(output_real, first_equal, 2)
+    )
     (grad,) = torch.autograd.grad(adversarial_loss(output_fake), fake)
     assert grad.isfinite().all() and (grad != 0).any(1).all()
 
@@ -115,8 +139,10 @@ def tone(hertz: float, shift: float = 0.0) -> torch.Tensor:
 
 def test_the_distance_of_spectra_depends_on_the_phases_of_low_frequencies_only() -> None:
     low, high, spectra = tone(300), tone(3000), Spectra(torch.device("cpu"))
-    assert spectra.distance(high - low, low + high) > 3
+    assert spectra.phase_distance(high - low, low + high) > 3
     assert spectra.phase_distance(low - high, low + high) < 0.1
+    assert spectra.magnitude_distance(high - low, low + high) < 0.5
+    assert spectra.magnitude_distance(high, low + high) > 1
 
 
 def test_the_distance_of_phases_does_not_depend_on_the_decoded_level() -> None:

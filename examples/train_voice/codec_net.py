@@ -1,6 +1,7 @@
 """The codec's networks for training, with the same trees of tensors as the engine's."""
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -142,6 +143,22 @@ class DecoderNet(_Net):
         return x + c.gamma.to(x.dtype) * y
 
 
+class Quantized(NamedTuple):
+    """Result of a training step's quantisation, with straight-through gradients.
+
+    Attributes:
+        semantic: The semantic projection [rows, dim].
+        acoustic: The acoustic projection, by the codebooks that a row uses.
+        first_acoustic: The acoustic projection, by codebook 1 alone.
+        commitment: Loss of the projections' distances from the entries.
+    """
+
+    semantic: Tensor
+    acoustic: Tensor
+    first_acoustic: Tensor
+    commitment: Tensor
+
+
 class Quantizer:
     """Residual vector quantiser, trained by moving averages of the vectors of each entry.
 
@@ -197,18 +214,13 @@ class Quantizer:
         self._sums.copy_(self.books)
         self._usage.fill_(1.0)
 
-    def __call__(
-        self, semantic: Tensor, acoustic: Tensor, active: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, semantic: Tensor, acoustic: Tensor, active: Tensor) -> Quantized:
         """Quantises and updates the codebooks.
 
         Args:
             semantic: [rows, dim].
             acoustic: [rows, dim].
             active: [groups, rows], 1 where a row uses a codebook, else 0; codebook 0 always.
-
-        Returns:
-            Both projections quantised, with straight-through gradients, and the commitment loss.
         """
         with torch.no_grad():
             codes, entries, inputs = self._chain(semantic.detach(), acoustic.detach())
@@ -222,9 +234,12 @@ class Quantizer:
             any_rest = active[1:].amax(0)[:, None]
         off = (semantic - entries[0]).square().mean()
         each = (acoustic - added).square().mean(-1) * active[1:]
-        semantic = semantic + (entries[0] - semantic).detach()
-        acoustic = (acoustic + (last - acoustic).detach()) * any_rest
-        return semantic, acoustic, off + each.mean(1).sum()
+        return Quantized(
+            semantic + (entries[0] - semantic).detach(),
+            (acoustic + (last - acoustic).detach()) * any_rest,
+            acoustic + (entries[1] - acoustic).detach(),
+            off + each.mean(1).sum(),
+        )
 
     @torch.no_grad()
     def reset_unused(self) -> None:

@@ -1,12 +1,14 @@
-"""Predicts the codes of recordings with the trained talker, as training data of the decoder.
+"""Predicts the codes of recordings with the talker, as training data of the stage `vocoder`.
 
 Code 0 and all earlier frames are the recording's, the other codes are sampled as in speech. The
-decoder, trained on recordings' codes so far, learns to decode what the predictor produces.
+decoder, trained on recordings' codes so far, learns to decode what the predictor produces. The
+talker may still be in training, on another GPU.
 
-python -m examples.train_voice.predictions WORK --hours 10
+python -m examples.train_voice.predictions WORK --hours 20
 """
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,14 @@ from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.training import load_state, pick_device
 
 _FRAMES_PER_HOUR = 45_000
+_LOOK_INTERVAL_S = 1.0
+
+
+def wait_for_talker(work: Work, minutes: float) -> None:
+    """Waits until a saved state of the talker has been trained for so many minutes."""
+    file = work.state("talker")
+    while not file.exists() or load_state(file, torch.device("cpu"))["used"] < 60 * minutes:
+        time.sleep(_LOOK_INTERVAL_S)
 
 
 @torch.no_grad()
@@ -51,7 +61,9 @@ def predict(work: Work, hours: float, positions: int, temperature: float, seed: 
             _sample(net, hidden[predicting], codes, temperature)
             predicted[frames] = codes.to(predicted.dtype)
             progress.update(len(chosen))
-    np.save(work.predictions, predicted.cpu().numpy())
+    part = work.predictions.with_suffix(".part.npy")
+    np.save(part, predicted.cpu().numpy())
+    part.rename(work.predictions)  # `vocoder` may be looking for it
 
 
 def _sample(net: TalkerNet, hidden: Tensor, codes: Tensor, temperature: float) -> None:
@@ -63,13 +75,17 @@ def _sample(net: TalkerNet, hidden: Tensor, codes: Tensor, temperature: float) -
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
-    parser.add_argument("work", type=Path, help="the run's folder, after `talker`")
-    parser.add_argument("--hours", type=float, default=10.0, help="of recordings")
+    parser.add_argument("work", type=Path, help="the run's folder; `talker` may still run")
+    parser.add_argument("--hours", type=float, default=20.0, help="of recordings")
+    parser.add_argument(
+        "--after", type=float, default=0.0, metavar="MINUTES", help="of training of the talker"
+    )
     parser.add_argument("--positions", type=int, default=12_000, help="positions of a batch")
     temperature = SAMPLING["subtalker_temperature"]
     parser.add_argument("--temperature", type=float, default=temperature, help="of later codes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    wait_for_talker(Work(options.work), options.after)
     predict(Work(options.work), options.hours, options.positions, options.temperature, options.seed)
 
 

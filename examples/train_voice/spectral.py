@@ -10,7 +10,7 @@ from torch import Tensor
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
-_PHASE_SIZES, _PHASE_TOP_HZ, _PHASE_WEIGHT = (1024, 512), 1000, 3.0
+_PHASE_SIZES, _PHASE_TOP_HZ = (1024, 512), 1000
 _PHASE_FLOOR = 0.1  # least magnitude in the distance of phases, relative to the recording's
 
 
@@ -60,8 +60,8 @@ class Spectra:
         mels = self.log_mel(self.magnitude(wave, _CODEC_SIZE), _CODEC_SIZE)
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
 
-    def distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Mean distance of magnitudes, their logarithms and log-mels, and of phases up to 1 kHz."""
+    def magnitude_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
+        """Mean distance of magnitudes, their logarithms and log-mels."""
         total = decoded.new_zeros(())
         for size in _SIZES:
             floor = 2e-2 * (size / 1024) ** 0.5
@@ -73,7 +73,7 @@ class Spectra:
             if size >= 512:
                 difference = self.log_mel(a, size) - self.log_mel(b, size)
                 total = total + 1.5 * difference.abs().mean()
-        return total + _PHASE_WEIGHT * self.phase_distance(decoded, target)
+        return total
 
     def phase_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
         """Distance of phases up to 1 kHz: 0 if all are equal, about 2 if they are independent.

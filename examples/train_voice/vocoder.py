@@ -1,7 +1,8 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
 The losses are those of `codec`, spectra at several resolutions, and of HiFi-GAN: least-squares
-scores, and features of discriminators by period and by spectrum.
+scores, and features of discriminators by period and by spectrum. From the time when `predictions`
+has written codes, half of the crops have these instead of the recordings' codes.
 
 python -m examples.train_voice.vocoder WORK --minutes 6
 """
@@ -41,7 +42,8 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-_WEIGHTS = {"spectral": 0.5, "adversarial": 0.2, "features": 0.5}
+_WEIGHTS = {"magnitudes": 0.5, "phases": 0.25, "adversarial": 0.2, "features": 0.5}
+_DISCRIMINATOR_LOSSES = "adversarial", "features"
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _ALONE_STEPS = 300  # in which the discriminators learn before the decoder learns from them
 _RAMP_STEPS = 1000  # over which their losses reach their weights then
@@ -51,6 +53,7 @@ _INTERVAL, _START_STEP, _LONG_STEP = 4, 0, 2
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
 _CORRUPTION_FROM = 6  # group
 _LOG_EVERY = 100
+_LOOK_INTERVAL = 100  # steps between two looks for predicted codes
 
 
 class _Training:
@@ -75,6 +78,8 @@ class _Training:
     ) -> dict[str, Tensor]:
         """Trains the decoder and the discriminators, both on the same forward pass.
 
+        Predicted codes do not contain the recording's phases, which features depend on as well.
+
         Args:
             wave: [crops, samples].
             predicted: Codes of the last of these crops [0 or more, frames, groups].
@@ -92,12 +97,16 @@ class _Training:
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(target[:, first:])
             fake = self.discriminators(decoded[:, first:])
+        recorded = len(wave) - len(predicted)
         losses = {
-            "spectral": self._spectra.distance(decoded, target),
+            "magnitudes": self._spectra.magnitude_distance(decoded, target),
+            "phases": self._spectra.phase_distance(decoded[:recorded], target[:recorded]),
             "adversarial": adversarial_loss(fake),
-            "features": feature_loss(real, fake),
+            "features": feature_loss(real, fake, recorded),
         }
-        weights = {name: w if name == "spectral" else w * weight for name, w in _WEIGHTS.items()}
+        weights = {
+            name: w * weight if name in _DISCRIMINATOR_LOSSES else w for name, w in _WEIGHTS.items()
+        }
         decoding = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         discriminating = discriminator_loss(real, fake)
         # Both gradients before both steps: they belong to the parameters of the forward pass.
@@ -133,7 +142,7 @@ def _codes(model: CodecModel, wave: Tensor) -> Tensor:
 
 
 def _load_predictions(work: Work, device: torch.device) -> Tensor | None:
-    """Codes of `predictions` [frames, groups], if it ran."""
+    """Codes of `predictions` [frames, groups], if it has run."""
     if not work.predictions.exists():
         return None
     return torch.from_numpy(np.load(work.predictions)).to(device)
@@ -188,6 +197,10 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
         while budget.share < 1:
             if step_idx % 10 == 0 and not recordings.complete:
                 recordings.poll()
+            if step_idx % _LOOK_INTERVAL == 0 and predicted is None and work.predictions.exists():
+                predicted = _load_predictions(work, device)
+                resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
+                steps.clear()  # their number of predicted crops is another
             kind = step_idx % _INTERVAL
             long, at_start = kind == _LONG_STEP, kind == _START_STEP
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
@@ -219,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codec`")
     parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--crops", type=int, default=16, help="crops of a step")
+    parser.add_argument("--crops", type=int, default=32, help="crops of a step")
     parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument(
         "--channels", type=int, default=32, help="channels of the discriminators' first layers"
