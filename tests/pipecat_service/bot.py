@@ -82,6 +82,7 @@ class ScriptedLLM(LLMService):
         replies: Sequence[Reply],
         word_interval_s: float,
         tokenize: Callable[[str], list[str]],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepares replies.
 
@@ -89,6 +90,7 @@ class ScriptedLLM(LLMService):
             replies: In order.
             word_interval_s: Seconds per word, divided among the tokens.
             tokenize: Divides a text into tokens.
+            on_change: Is called after each token.
         """
         super().__init__(
             settings=LLMSettings(
@@ -109,6 +111,7 @@ class ScriptedLLM(LLMService):
         self.times_s: list[float] = []
         self._word_interval_s = word_interval_s
         self._tokenize = tokenize
+        self._on_change = on_change
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -132,6 +135,7 @@ class ScriptedLLM(LLMService):
                 await asyncio.sleep(self._word_interval_s * len(part.split()) / len(tokens))
                 self.times_s.append(asyncio.get_running_loop().time())
                 await self.push_frame(LLMTextFrame(token))
+                self._on_change()
         await self.push_frame(LLMFullResponseEndFrame())
 
 
@@ -256,7 +260,7 @@ class Bot:
             self.context, user_params=LLMUserAggregatorParams(user_turn_strategies=strategies)
         )
         prepared = [[reply] if isinstance(reply, str) else reply for reply in replies]
-        self.llm = llm = ScriptedLLM(prepared, word_interval_s, tokenize)
+        self.llm = llm = ScriptedLLM(prepared, word_interval_s, tokenize, self._notify)
         pipeline = Pipeline(
             [pair.user(), llm, self.tts, self._sent, self.output, self._played, pair.assistant()]
         )
@@ -339,7 +343,7 @@ class Bot:
         await asyncio.sleep(settle_s)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition on frames, audio and errors."""
+        """Waits for a condition on frames, tokens, audio and errors."""
         async with asyncio.timeout(self.timeout_s):
             while not condition():
                 self._changed.clear()

@@ -310,6 +310,7 @@ def test_an_interruption_discards_held_words(scarce: TTS) -> None:
     async def drive(bot: Bot) -> None:
         await bot.request_reply()
         await bot.wait_until(lambda: bool(bot.llm.times_s))
+        await asyncio.sleep(0.1)  # the service has the word, and does not speak it yet
         await bot.interrupt(settle_s=2.0)
 
     run_conversations([bot], drive)
