@@ -24,20 +24,6 @@ _MAX_BATCH = 64  # streams of a step
 MakeStream = Callable[[Inbox, EventQueue], Stream]
 
 
-class _Entry:
-    """A stream and what its session holds."""
-
-    def __init__(self, stream: Stream, inbox: Inbox, events: EventQueue) -> None:
-        self.stream = stream
-        self.inbox = inbox
-        self.events = events
-
-    @property
-    def holds_slot(self) -> bool:
-        """Whether the stream counts; it does not from just before its last event on."""
-        return not (self.stream.finished or self.stream.abandoned)
-
-
 class Loop:
     """The engine thread's work.
 
@@ -52,14 +38,14 @@ class Loop:
         self.closed = False
         self.broken: BaseException | None = None
         self._lock = threading.Condition()
-        self._entries: list[_Entry] = []
+        self._streams: list[Stream] = []
         self._process = OwnerProcess("STT")
 
-    def add(self, entry: _Entry, slots: int, *, wait: bool) -> None:
+    def add(self, stream: Stream, slots: int, *, wait: bool) -> None:
         """Adds a stream if a slot is free.
 
         Args:
-            entry: The stream.
+            stream: The stream.
             slots: Number of streams at a time.
             wait: Whether to wait for a slot.
 
@@ -77,12 +63,12 @@ class Loop:
                     f"{slots} sessions are open, as many as there are slots. Try again later, or "
                     "load with more slots."
                 )
-            self._entries.append(entry)
+            self._streams.append(stream)
 
     @property
     def _num_used(self) -> int:
         """Slots in use; the lock must be held."""
-        return sum(entry.holds_slot for entry in self._entries)
+        return sum(stream.holds_slot for stream in self._streams)
 
     def stop(self) -> None:
         """Ends the loop after the step under way. Takes no lock: a finaliser may call it."""
@@ -109,14 +95,14 @@ class Loop:
         self.closed = True
         closing = EngineClosedError("The engine was closed while the session was open.")
         closing.__cause__ = self.broken
-        for entry in self._current():
-            self._remove(entry, closing)
+        for stream in self._current():
+            self._remove(stream, closing)
         with self._lock:
             self._lock.notify_all()
 
-    def _current(self) -> list[_Entry]:
+    def _current(self) -> list[Stream]:
         with self._lock:
-            return list(self._entries)
+            return list(self._streams)
 
     def _iterate(self) -> bool:
         """Computes a chunk of every stream that has one.
@@ -124,26 +110,26 @@ class Loop:
         Returns:
             Whether there was any.
         """
-        groups: dict[Recogniser, list[tuple[_Entry, Recognition[Any]]]] = {}
-        for entry in self._current():
-            if entry.stream.abandoned:
-                self._remove(entry)
+        groups: dict[Recogniser, list[tuple[Stream, Recognition[Any]]]] = {}
+        for stream in self._current():
+            if stream.abandoned:
+                self._remove(stream)
                 continue
             try:
-                chunk = entry.stream.next_chunk()
+                chunk = stream.next_chunk()
             except Exception as error:
-                self._fail(entry, error)
+                self._fail(stream, error)
                 continue
-            if entry.stream.finished:
-                self._remove(entry)
+            if stream.finished:
+                self._remove(stream)
             elif chunk is not None:
-                groups.setdefault(entry.stream.recogniser, []).append((entry, chunk))
+                groups.setdefault(stream.recogniser, []).append((stream, chunk))
         for recogniser, ready in groups.items():
             for i in range(0, len(ready), _MAX_BATCH):
                 self._step(recogniser, ready[i : i + _MAX_BATCH])
         return bool(groups)
 
-    def _step(self, recogniser: Recogniser, ready: list[tuple[_Entry, Recognition[Any]]]) -> None:
+    def _step(self, recogniser: Recogniser, ready: list[tuple[Stream, Recognition[Any]]]) -> None:
         """Computes chunks together; if that fails, each solo, to find the stream at fault."""
         try:
             recogniser.step([chunk for _, chunk in ready])
@@ -154,23 +140,21 @@ class Loop:
             for one in ready:
                 self._step(recogniser, [one])
             return
-        for entry, _ in ready:
-            entry.stream.report()
+        for stream, _ in ready:
+            stream.report()
 
-    def _fail(self, entry: _Entry, cause: Exception) -> None:
+    def _fail(self, stream: Stream, cause: Exception) -> None:
         error = RecognitionError(f"The stream failed: {cause}")
         error.__cause__ = cause
-        self._remove(entry, error)
+        self._remove(stream, error)
 
     def _remove(
-        self, entry: _Entry, error: RecognitionError | EngineClosedError | None = None
+        self, stream: Stream, error: RecognitionError | EngineClosedError | None = None
     ) -> None:
         """Ends a stream and frees its slot."""
-        entry.stream.finished = True
-        entry.inbox.close()
-        entry.events.finish(error)
+        stream.finish(error)
         with self._lock:
-            self._entries.remove(entry)
+            self._streams.remove(stream)
             self._lock.notify_all()
 
 
@@ -216,8 +200,8 @@ class Engine:
         # They refer to the loop only: a reference to the engine would keep it alive.
         inbox, events = Inbox(self._loop.wakeup.set), EventQueue(self._loop.interrupt)
         with torch.inference_mode():
-            entry = _Entry(make(inbox, events), inbox, events)
-        self._loop.add(entry, self.slots, wait=wait)
+            stream = make(inbox, events)
+        self._loop.add(stream, self.slots, wait=wait)
         return Session(inbox, events), inbox
 
     @property

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_common.errors import EngineClosedError
 from megakernel_stt.audio import Resampler
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
+from megakernel_stt.errors import RecognitionError
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
 from megakernel_stt.session import EventQueue, Final, Inbox, Packet, Partial, Request
 from megakernel_stt.transcript import Transcript
@@ -54,6 +56,11 @@ class Stream:
         """Whether the session's events have no reader."""
         return self._events.abandoned
 
+    @property
+    def holds_slot(self) -> bool:
+        """Whether the stream counts; it does not from just before its last event on."""
+        return not (self.finished or self.abandoned)
+
     def next_chunk(self) -> Recognition[Any] | None:
         """Reads entries until there is a chunk to compute.
 
@@ -85,6 +92,12 @@ class Stream:
             self._num_reported = len(tokens)
             decoded_s = self._recognition.num_frames * FRAME_S
             self._events.put(Partial(Transcript(tokens, decoded_s)))
+
+    def finish(self, error: RecognitionError | EngineClosedError | None = None) -> None:
+        """Delivers the end of the events, or an error; further audio is ignored."""
+        self.finished = True
+        self._inbox.close()
+        self._events.finish(error)
 
     def _add(self, packet: Packet) -> None:
         """Adds the samples of a packet."""

@@ -1,11 +1,12 @@
 """The transducer's kernels: their program, weights in operand order, launches, results."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address
@@ -264,15 +265,15 @@ def read_results(results: Tensor, firsts: Sequence[int]) -> list[list[Emission]]
         results: What `launch` returned, on the host.
         firsts: Index of every stream's first frame of the launch.
     """
-    numbers = results.numpy()
-    confidences = numbers.view(np.float32)[..., 3]
+    records: NDArray[Any] = results.numpy().view(np.dtype(Result))[..., 0]
+    counts = records["token"][:, 0].tolist()  # the first record of a stream is a header
     found: list[list[Emission]] = []
-    for i, (count, first) in enumerate(zip(numbers[:, 0, 0].tolist(), firsts, strict=True)):
+    for stream, count, first in zip(records, counts, firsts, strict=True):
         if not count:  # most streams: a token is decoded every three frames
             found.append([])
             continue
-        rows = numbers[i, 1 : 1 + count, :3].tolist()
-        values = confidences[i, 1 : 1 + count].tolist()
-        tokens = zip(rows, values, strict=True)
-        found.append([Emission(t, first + f, d, value) for (t, f, d), value in tokens])
+        tokens = stream[1 : 1 + count]
+        fields = tokens["token"], first + tokens["frame"], tokens["duration"], tokens["confidence"]
+        values = zip(*(field.tolist() for field in fields), strict=True)
+        found.append([Emission(*one) for one in values])
     return found

@@ -37,7 +37,7 @@ class TextFeeder:
                 f"The prompt takes {len(prompt.prefill)} positions and a slot has {max_positions}: "
                 "use a shorter reference recording or instruction."
             )
-        stream.prompt = prompt
+        stream.set_prompt(prompt)
 
     def prefill(self, streams: Sequence[Stream], budget: int) -> int:
         """Runs prompts of streams that have slots, or parts of them; one launch serves all.
@@ -62,7 +62,7 @@ class TextFeeder:
         ]
         result = self._backend.prefill(requests, budget)
         for stream, num_prefilled in zip(streams, result.in_place, strict=True):
-            stream.num_prefilled = num_prefilled
+            stream.record_prefill(num_prefilled)
         return result.num_run
 
     def begin_segment(self, stream: Stream, now_s: float) -> None:

@@ -281,6 +281,14 @@ class Stream:
         prompt = self.active_prompt
         return len(prompt.prefill) - max(self.num_prefilled, prompt.num_common)
 
+    def set_prompt(self, prompt: Prompt | None) -> None:
+        """Records the prompt of the next segment; None if text for it is missing."""
+        self.prompt = prompt
+
+    def record_prefill(self, num_prefilled: int) -> None:
+        """Records how many positions of the prompt are in place."""
+        self.num_prefilled = num_prefilled
+
     def begin_segment(self, segment: Segment, first_token_position: int) -> None:
         """Starts a segment whose prompt was run.
 
