@@ -23,7 +23,7 @@ from examples.train_ears.layout import LOOKAHEADS, TINY, Work, write_folder
 from examples.train_ears.real_speech import Recording
 from examples.train_ears.recordings import Recordings
 from examples.train_ears.run import stages
-from examples.train_ears.synthesis import synthesise, write_shard
+from examples.train_ears.synthesis import missing_shards, synthesise, write_shard
 from examples.train_ears.targets import target
 from examples.train_ears.tokenizer import train_tokenizer
 from examples.train_ears.voices import draw_style, held_out_style
@@ -110,8 +110,8 @@ def test_stages_make_a_checkpoint_from_given_speech(
     """All stages after `pronunciation`, on noise instead of speech; training continues."""
     work = Work(tmp_path)
     write_texts(work, [f"Text {i} of some words." for i in range(6)])
-    assert sum(synthesise(work, hum, seed=0)) > 5
-    assert not list(synthesise(work, hum, seed=0))  # everything is there
+    assert sum(synthesise(shard, hum) for shard in missing_shards(work, seed=0)) > 5
+    assert not missing_shards(work, seed=0)
     train.train(work, 0.1, batch_s=4, seed=0, pause_after=0.03)
     first = json.loads(work.log.read_text().splitlines()[-1])
     train.train(work, 0.1, batch_s=4, seed=0)

@@ -33,7 +33,14 @@ from examples.train_voice.phonemes import LANGUAGES, PHONES, VOICES
 from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
 from examples.train_voice.replies import Replies
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
-from examples.train_voice.synthesis import SHARD, shard_files, shorten_corpus, synthesise
+from examples.train_voice.synthesis import (
+    SHARD,
+    make_shards,
+    missing_shards,
+    shard_files,
+    shorten_corpus,
+    synthesise,
+)
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
@@ -165,7 +172,7 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     work = Work(tmp_path)
     write_corpus(work, 40)
     write_folder(work.voice, *train_tokenizer(work.texts()), TINY)
-    assert sum(synthesise(work, hum)) > 20
+    assert sum(synthesise(shard, hum) for shard in missing_shards(work)) > 20
     codec.train(work, minutes=0.02, crops=4, frames=2, seed=0)
     codes.encode(work)
     assert_recordings_are_encoded_twice(work)
@@ -274,7 +281,7 @@ def test_commands_train_a_checkpoint_that_speaks(tmp_path: Path) -> None:
     work = tmp_path / "work"
     write_corpus(Work(work), 40)
     run("tokenizer", str(work), "--tiny")
-    assert sum(synthesise(Work(work), hum)) > 20
+    assert sum(synthesise(shard, hum) for shard in missing_shards(Work(work))) > 20
     small = ("--crops", "4", "--frames", "2")
     run("codec", str(work), "--minutes", "0.04", *small)
     first = (work / "codec.jsonl").read_text()
@@ -330,6 +337,22 @@ def test_crops_of_the_low_voice_are_drawn_most_often(tmp_path: Path) -> None:
     recordings.wait()
     wave, _ = recordings.crops(2000, 2, np.random.default_rng(0))
     assert (wave[:, 0] > 0).float().mean() == pytest.approx(2 / 3, abs=0.05)
+
+
+def test_shards_are_made_in_order_until_one_would_exceed_the_time() -> None:
+    """Two at once. Each look at the clock takes 20 s."""
+    clock, begun = itertools.count(step=20.0), list[int]()
+
+    def make(shard: int) -> float:
+        begun.append(shard)
+        return 3600.0
+
+    with ThreadPoolExecutor(1) as pool:
+        hours = make_shards(range(100), make, pool, 2, minutes=4.0, clock=lambda: next(clock))
+    assert begun == [*range(len(begun))] and hours == len(begun)
+    assert 4 <= len(begun) <= 12
+    with ThreadPoolExecutor(1) as pool:
+        assert make_shards(range(5), make, pool, 2) == 5
 
 
 def test_the_corpus_ends_before_the_first_missing_shard(tmp_path: Path) -> None:

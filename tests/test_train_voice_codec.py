@@ -99,8 +99,7 @@ def test_quantised_projections_are_sums_of_entries_with_straight_through_gradien
     used = torch.stack(entries[1:]) * active[1:, :, None]
     torch.testing.assert_close(found.semantic, entries[0])
     torch.testing.assert_close(found.acoustic, used.sum(0))
-    torch.testing.assert_close(found.first_acoustic, entries[1])
-    for output, projection in zip(found, (semantic, acoustic, acoustic), strict=False):
+    for output, projection in ((found.semantic, semantic), (found.acoustic, acoustic)):
         (grad,) = torch.autograd.grad(output.sum(), projection, retain_graph=True)
         assert torch.equal(grad, torch.ones_like(projection))
 

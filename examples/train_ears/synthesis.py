@@ -1,14 +1,14 @@
 """Speaks the corpus with random averages of the teacher's voices: shards of 16 kHz speech.
 
-python -m examples.train_ears.synthesis WORK TEACHER --minutes 6
+python -m examples.train_ears.synthesis WORK TEACHER --minutes 6 --workers 3
 """
 
 import argparse
 import random
-import time
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import soxr
@@ -22,11 +22,29 @@ from examples.train_voice.layout import summary
 from examples.train_voice.phonemes import VOICES, split_words
 from examples.train_voice.speech import SAMPLE_RATE as TEACHER_RATE
 from examples.train_voice.speech import Synthesiser
-from examples.train_voice.synthesis import SHARD, make_shards, write_arrays
+from examples.train_voice.synthesis import (
+    SHARD,
+    load_teacher,
+    make_shards,
+    worker_processes,
+    write_arrays,
+)
 from examples.train_voice.text import held_out_corpus
 from megakernel_stt.model.config import SAMPLE_RATE
 
-Job = tuple[Path, list[int], list[tuple[str, str]]]  # file, texts, (phonemes, style) of each
+
+class Shard(NamedTuple):
+    """Texts whose recordings are in one file.
+
+    Attributes:
+        file: The file.
+        texts: Index of each text in the corpus.
+        spoken: Phonemes and style of each.
+    """
+
+    file: Path
+    texts: list[int]
+    spoken: list[tuple[str, str]]
 
 
 def write_shard(file: Path, waves: Sequence[NDArray[np.float32]], texts: Sequence[int]) -> float:
@@ -50,35 +68,25 @@ def write_shard(file: Path, waves: Sequence[NDArray[np.float32]], texts: Sequenc
     return sum(map(len, pcm)) / SAMPLE_RATE
 
 
-def synthesise(work: Work, synthesiser: Synthesiser, seed: int) -> Generator[float]:
-    """Makes the held-out sentences' recordings and the missing shards.
+def synthesise(shard: Shard, synthesiser: Synthesiser) -> float:
+    """Makes a shard; gives its duration in seconds."""
+    speeches = (speech.trimmed().audio for speech in synthesiser(shard.spoken))
+    waves = [soxr.resample(audio, TEACHER_RATE, SAMPLE_RATE) for audio in speeches]
+    return write_shard(shard.file, waves, shard.texts)
+
+
+def _synthesise_by_teacher(folder: Path, device: str, shard: Shard) -> float:
+    return synthesise(shard, load_teacher(folder, device))
+
+
+def missing_shards(work: Work, seed: int) -> list[Shard]:
+    """The shards to be made, first the held-out sentences.
 
     Args:
         work: The run, after `pronunciation`.
-        synthesiser: The teacher.
         seed: Of the speakers.
-
-    Yields:
-        The duration of each new file in seconds.
     """
     work.recordings.mkdir(exist_ok=True)
-    with ThreadPoolExecutor(1) as writer:  # writes a shard while the next one is spoken
-        writing: Future[float] | None = None
-        for file, texts, spoken in _jobs(work, seed):
-            speeches = [speech.trimmed().audio for speech in synthesiser(spoken)]
-            previous, writing = writing, writer.submit(_write, file, speeches, texts)
-            if previous:
-                yield previous.result()
-        if writing:
-            yield writing.result()
-
-
-def missing_files(work: Work, seed: int) -> int:
-    """Number of files that `synthesise` makes."""
-    return sum(1 for _ in _jobs(work, seed))
-
-
-def _jobs(work: Work, seed: int) -> Iterator[Job]:
     voice_work = VoiceWork(work.folder)
     held_out = [
         (i, (split_words(line)[0], held_out_style(VOICES[voice].accent, i)))
@@ -87,8 +95,7 @@ def _jobs(work: Work, seed: int) -> Iterator[Job]:
         )
         if VOICES[voice].language == "english"
     ]
-    if not work.held_out.exists():
-        yield work.held_out, [i for i, _ in held_out], [spoken for _, spoken in held_out]
+    shards = [Shard(work.held_out, [i for i, _ in held_out], [spoken for _, spoken in held_out])]
     voices, lines = _voices(voice_work.read_corpus()), _lines(voice_work.phonemes)
     rng = random.Random(seed)
     spoken = [
@@ -97,9 +104,9 @@ def _jobs(work: Work, seed: int) -> Iterator[Job]:
     ]
     for first in range(0, len(spoken), SHARD):
         file = work.recordings / f"teacher-{first // SHARD:05d}.npz"
-        if not file.exists():
-            part = spoken[first : first + SHARD]
-            yield file, [*range(first, first + len(part))], part
+        part = spoken[first : first + SHARD]
+        shards.append(Shard(file, [*range(first, first + len(part))], part))
+    return [shard for shard in shards if not shard.file.exists()]
 
 
 def _voices(corpus: list[tuple[str, str]]) -> list[str]:
@@ -110,16 +117,8 @@ def _lines(phonemes: Path) -> list[str]:
     return phonemes.read_text(encoding="utf-8").splitlines()
 
 
-def _write(file: Path, speeches: list[NDArray[np.float32]], texts: list[int]) -> float:
-    """Writes a shard; gives its duration in seconds."""
-    waves = [soxr.resample(audio, TEACHER_RATE, SAMPLE_RATE) for audio in speeches]
-    return write_shard(file, waves, texts)
-
-
 def main() -> None:
     """Runs the command line."""
-    from examples.train_voice.teacher.kokoro import Kokoro
-
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
     parser.add_argument("teacher", type=Path, help="folder that the voice's `get.sh` made")
@@ -128,12 +127,13 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="the time after which it ends"
     )
-    options, start = parser.parse_args(), time.monotonic()
-    teacher = Kokoro(options.teacher, torch.device(options.device))
-    work = Work(options.work)
-    missing = missing_files(work, options.seed)
-    shards = synthesise(work, teacher, options.seed)
-    print(f"{make_shards(shards, missing, options.minutes, start):.2f} hours of new speech")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    options = parser.parse_args()
+    shards = missing_shards(Work(options.work), options.seed)
+    make = partial(_synthesise_by_teacher, options.teacher, options.device)
+    with worker_processes(options.workers) as pool:
+        hours = make_shards(shards, make, pool, options.workers, options.minutes)
+    print(f"{hours:.2f} hours of new speech")
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 1e-3
 _CODEBOOKS_FROM, _LONG_CROPS_FROM = 0.1, 0.85  # shares of the time
-_PHONE_WEIGHT, _SECOND_PHONE_WEIGHT = 2.0, 1.0  # of codebook 0, and of codebook 1 given it
-_PHASE_WEIGHT = 2.0
+_PHONE_WEIGHT, _PHASE_WEIGHT = 2.0, 2.0
 _REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
 _START_INTERVAL = 4  # one step in four decodes the start of its crops
 _LOG_EVERY = 100
@@ -69,28 +68,22 @@ class _Training:
 
         Only the phones train the semantic projection. With gradients of the waveform and the
         log-mels codebook 0 distinguishes loudness and pitch, and has too few entries for phones.
-        What codebook 0 lacks of them codebook 1 has to contain: the predictor samples the later
-        codes, and phones must not depend on many of them.
         """
         model, frames = self.model, phones.shape[1]
         exact, acoustic = model.embed(wave)
         quantized = model.quantizer(
             exact.flatten(0, 1), acoustic.flatten(0, 1), active.repeat_interleave(frames, 1)
         )
-        semantic, acoustic, first = (
-            x.unflatten(0, (-1, frames))
-            for x in (quantized.semantic, quantized.acoustic, quantized.first_acoustic)
-        )
+        semantic = quantized.semantic.unflatten(0, (-1, frames))
+        acoustic = quantized.acoustic.unflatten(0, (-1, frames))
         q = model.join(semantic.detach(), acoustic)
         mel, phone = self._mel_loss(wave, q), self._phone_loss(phones, semantic)
         exact_phone = self._phone_loss(phones, exact)
-        second_phone = self._phone_loss(phones, semantic.detach(), first)
         decoded, target = model.decode_part(q, wave, at_start=at_start)
         magnitudes = self._spectra.magnitude_distance(decoded, target)
         phases = self._spectra.phase_distance(decoded, target)
         spectral = magnitudes + _PHASE_WEIGHT * phases
         phone_losses = _PHONE_WEIGHT * (phone + 0.5 * exact_phone)
-        phone_losses = phone_losses + _SECOND_PHONE_WEIGHT * second_phone
         commitment = 0.25 * quantized.commitment
         self._descend(spectral + commitment + phone_losses + 5 * mel, limit=20.0)
         complete = active.amin(0) > 0  # crops that use all codebooks
@@ -101,7 +94,6 @@ class _Training:
             "mel": mel.detach(),
             "phone": phone.detach(),
             "exact_phone": exact_phone.detach(),
-            "second_phone": second_phone.detach(),
             "commit": quantized.commitment.detach(),
             "wave_mel": self._spectra.mel_distance(*pair) / complete.float().mean(),
         }
@@ -111,14 +103,8 @@ class _Training:
             target = self._spectra.codec_frame_mels(wave)
         return (F.linear(q, self.model.parameters["mel_head"]) - target).abs().mean()
 
-    def _phone_loss(self, phones: Tensor, semantic: Tensor, second: Tensor | None = None) -> Tensor:
-        """Cross-entropy of the phones given codebook 0, or given both first codebooks."""
-        head = self.model.parameters["phone_head"]
-        if second is None:
-            logits = F.linear(semantic, head)
-        else:
-            logits = F.linear(semantic, head.detach())
-            logits = logits + F.linear(second, self.model.parameters["second_phone_head"])
+    def _phone_loss(self, phones: Tensor, semantic: Tensor) -> Tensor:
+        logits = F.linear(semantic, self.model.parameters["phone_head"])
         logits = logits.unflatten(-1, (2, len(PHONES))).flatten(0, 2)
         return F.cross_entropy(logits, phones.flatten(), ignore_index=-100)
 

@@ -35,7 +35,7 @@ class CodecModel:
     """Parameters by their names in the checkpoint, and the networks that use them.
 
     Attributes:
-        parameters: Parameters that are trained by gradients, with three auxiliary output layers.
+        parameters: Parameters that are trained by gradients, with two auxiliary output layers.
         encoder: Waveform to embedding.
         decoder: Quantised vectors to waveform.
         quantizer: The codebooks.
@@ -49,7 +49,6 @@ class CodecModel:
         specs = [s for s in (*leaves(enc), *leaves(dec)) if "codebook." not in s.name]
         heads = [
             TensorSpec("phone_head", (2 * len(PHONES), dim)),
-            TensorSpec("second_phone_head", (2 * len(PHONES), dim)),
             TensorSpec("mel_head", (MELS, config.decoder.codebook_dim)),
         ]
         self.parameters = {s.name: nn.Parameter(_initial(s, device)) for s in (*specs, *heads)}

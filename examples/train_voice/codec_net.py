@@ -149,13 +149,11 @@ class Quantized(NamedTuple):
     Attributes:
         semantic: The semantic projection [rows, dim].
         acoustic: The acoustic projection, by the codebooks that a row uses.
-        first_acoustic: The acoustic projection, by codebook 1 alone.
         commitment: Loss of the projections' distances from the entries.
     """
 
     semantic: Tensor
     acoustic: Tensor
-    first_acoustic: Tensor
     commitment: Tensor
 
 
@@ -237,7 +235,6 @@ class Quantizer:
         return Quantized(
             semantic + (entries[0] - semantic).detach(),
             (acoustic + (last - acoustic).detach()) * any_rest,
-            acoustic + (entries[1] - acoustic).detach(),
             off + each.mean(1).sum(),
         )
 

@@ -1,15 +1,20 @@
 """Speaks the corpus with the teacher: shards of 24 kHz speech with phones and words by frame.
 
-python -m examples.train_voice.synthesis WORK TEACHER
+Several processes share the GPU: one of them computes on the processor for more than half of its
+time.
+
+python -m examples.train_voice.synthesis WORK TEACHER --workers 3
 """
 
 import argparse
+import multiprocessing
 import time
-from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +29,7 @@ from examples.train_voice.text import held_out_corpus
 SHARD = 4000  # texts: the teacher's batches need many of equal length
 _MIN_S, _MAX_S = 0.25, 32.0
 Lines = list[tuple[str, str]]  # voice and line of the phonemes file of each text
+S = TypeVar("S")
 
 
 def shard_files(work: Work) -> list[Path]:
@@ -32,36 +38,51 @@ def shard_files(work: Work) -> list[Path]:
     return [work.recordings / f"{i:05d}.npz" for i in range(count)]
 
 
-def synthesise(work: Work, synthesiser: Synthesiser) -> Generator[float]:
-    """Makes the missing shards, and after the first one the held-out sentences' recordings.
+class Shard(NamedTuple):
+    """Texts whose recordings are in one file.
 
-    Args:
-        work: The run, after `pronunciation`.
-        synthesiser: The teacher.
-
-    Yields:
-        The duration of each new file in seconds.
+    Attributes:
+        file: The file.
+        lines: The texts.
+        first: Index of the first one in the corpus.
     """
+
+    file: Path
+    lines: Lines
+    first: int
+
+
+def missing_shards(work: Work) -> list[Shard]:
+    """The shards to be made; the held-out sentences are the second one."""
     work.recordings.mkdir(exist_ok=True)
     held_out = _lines(held_out_corpus(), work.held_out_phonemes)
     corpus = _lines(work.read_corpus(), work.phonemes)
-    jobs = [
-        (file, corpus[i * SHARD : (i + 1) * SHARD], i * SHARD)
+    shards = [
+        Shard(file, corpus[i * SHARD : (i + 1) * SHARD], i * SHARD)
         for i, file in enumerate(shard_files(work))
     ]
-    jobs.insert(1, (work.held_out_speech, held_out, 0))  # `codec` waits for the first shard
-    with ThreadPoolExecutor(1) as writer:  # writes a shard while the next one is spoken
-        writing: Future[float] | None = None
-        for file, lines, first in jobs:
-            if file.exists():
-                continue
-            texts = [(split_words(line)[0], VOICES[voice].style) for voice, line in lines]
-            speeches = synthesiser(texts)
-            previous, writing = writing, writer.submit(_write, file, lines, speeches, first)
-            if previous:
-                yield previous.result()
-        if writing:
-            yield writing.result()
+    shards.insert(1, Shard(work.held_out_speech, held_out, 0))  # `codec` waits for the first one
+    return [shard for shard in shards if not shard.file.exists()]
+
+
+def synthesise(shard: Shard, synthesiser: Synthesiser) -> float:
+    """Makes a shard; gives its duration in seconds."""
+    texts = [(split_words(line)[0], VOICES[voice].style) for voice, line in shard.lines]
+    arrays = label(shard.lines, synthesiser(texts), shard.first)
+    write_arrays(shard.file, **arrays)
+    return len(arrays["wave"]) / SAMPLE_RATE
+
+
+@cache
+def load_teacher(folder: Path, device: str) -> Synthesiser:
+    """Loads the teacher, once in each process."""
+    from examples.train_voice.teacher.kokoro import Kokoro
+
+    return Kokoro(folder, torch.device(device))
+
+
+def _synthesise_by_teacher(folder: Path, device: str, shard: Shard) -> float:
+    return synthesise(shard, load_teacher(folder, device))
 
 
 def shorten_corpus(work: Work) -> int:
@@ -111,37 +132,52 @@ def label(lines: Lines, speeches: list[TeacherSpeech], first: int) -> dict[str, 
     return joined | {k: np.array(columns[k]) for k in ("frames", "text", "speaker")}
 
 
-def _write(file: Path, lines: Lines, speeches: list[TeacherSpeech], first: int) -> float:
-    """Writes a shard; gives its duration in seconds."""
-    arrays = label(lines, speeches, first)
-    write_arrays(file, **arrays)
-    return len(arrays["wave"]) / SAMPLE_RATE
-
-
-def make_shards(shards: Generator[float], count: int, minutes: float, start: float) -> float:
-    """Makes shards for a time, with a progress bar.
+def make_shards(
+    shards: Sequence[S],
+    make: Callable[[S], float],
+    pool: Executor,
+    workers: int,
+    minutes: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+) -> float:
+    """Makes shards for a time, several at once, with a progress bar.
 
     Args:
-        shards: Makes one at a time and gives its duration in seconds.
-        count: Of the shards.
-        minutes: The time that the program may take; no shard is begun that would exceed it if it
-            took as long as the last one.
-        start: When the program began, by `time.monotonic`.
+        shards: The shards, in order.
+        make: Makes one and gives its duration in seconds.
+        pool: Runs `make`.
+        workers: Shards at once.
+        minutes: The time after the call; no shard is begun that would exceed it if it took as long
+            as the last one.
+        clock: Time in seconds.
 
     Returns:
         Hours of speech.
     """
-    duration_s, last_s = 0.0, time.monotonic() - start
-    with closing(shards), tqdm(total=count, desc="shards", disable=None) as progress:
-        for shard_s in shards:
-            duration_s += shard_s
-            progress.update()
-            progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
-            used_s = time.monotonic() - start
-            if used_s + (used_s - last_s) > 60 * minutes:
-                break
-            last_s = used_s
-    return duration_s / 3600
+    start_s, duration_s, slowest_s = clock(), 0.0, 0.0
+    begun_s: dict[Future[float], float] = {}
+    left = deque(shards)
+    with tqdm(total=len(shards), desc="shards", disable=None) as progress:
+        while True:
+            now_s = clock()
+            while left and len(begun_s) < workers:
+                if now_s - start_s + slowest_s > 60 * minutes:
+                    left.clear()
+                    break
+                begun_s[pool.submit(make, left.popleft())] = now_s
+            if not begun_s:
+                return duration_s / 3600
+            done, _ = wait(begun_s, return_when=FIRST_COMPLETED)
+            for future in done:
+                duration_s += future.result()
+                slowest_s = clock() - begun_s.pop(future)
+                progress.update()
+                progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
+
+
+def worker_processes(count: int) -> Executor:
+    """Processes that may use a GPU."""
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
 
 
 def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
@@ -154,8 +190,6 @@ def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    from examples.train_voice.teacher.kokoro import Kokoro
-
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
     parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
@@ -166,11 +200,12 @@ def main() -> None:
         default=float("inf"),
         help="the time after which the corpus is shortened to the texts that are recorded",
     )
-    options, start = parser.parse_args(), time.monotonic()
-    teacher = Kokoro(options.teacher, torch.device(options.device))
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    options = parser.parse_args()
     work = Work(options.work)
-    missing = sum(not file.exists() for file in (work.held_out_speech, *shard_files(work)))
-    hours = make_shards(synthesise(work, teacher), missing, options.minutes, start)
+    make = partial(_synthesise_by_teacher, options.teacher, options.device)
+    with worker_processes(options.workers) as pool:
+        hours = make_shards(missing_shards(work), make, pool, options.workers, options.minutes)
     print(f"{hours:.2f} hours of new speech, {shorten_corpus(work)} texts")
 
 
