@@ -174,7 +174,7 @@ def assert_rounded_alike(ours: Tensor, expected: Tensor) -> None:
 
 # Rows of a launch: a stream at its start, one in its first chunks, an older one, an older one that
 # ends at the second frame of the chunk, and no stream.
-SOURCES, TARGETS = [START, 4, 5, 5, START], [6, 7, 8, 9, UNUSED]
+SOURCE_SLOTS, TARGET_SLOTS = [START, 4, 5, 5, START], [6, 7, 8, 9, UNUSED]
 BEFORE, NUM_MELS = [0, 4, 96, 96, 0], [ENDLESS, ENDLESS, ENDLESS, 769, 0]
 NUM_FRAMES = [ENDLESS, ENDLESS, ENDLESS, 97, 0]
 
@@ -219,12 +219,14 @@ def test_subsampling_is_that_of_torch(
     slots, generator = empty_slots(encoder), torch.Generator().manual_seed(lookahead)
     for stage in (slots.stage1, slots.stage2, slots.stage3):
         stage[2:] = torch.randn(stage[2:].shape, generator=generator).abs().to(stage)
-    for source, num_frames in zip(SOURCES, BEFORE, strict=True):
+    for source, num_frames in zip(SOURCE_SLOTS, BEFORE, strict=True):
         slots.num_frames[source] = num_frames
-    before = read(slots, SOURCES)
+    before = read(slots, SOURCE_SLOTS)
     shape = ROWS, encoder.num_mels, config.num_mels
     mels = torch.randn(shape, generator=generator).to(device, dtype)
-    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    named = torch.tensor(
+        [SOURCE_SLOTS, TARGET_SLOTS, NUM_MELS], device=device
+    )  # lives during the launch
     launcher, chunk_size = made.launcher, lookahead + 1
     streams = launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     with exact_convolutions(device):
@@ -234,10 +236,10 @@ def test_subsampling_is_that_of_torch(
         expected, lasts, _ = encoder._subsample(mels, named[2], stages, before.num_frames)
     bound = 1e-5 if dtype == torch.float32 else 2**-6
     assert_close(found[:-1], expected[:-1], bound)
-    moved = read(slots, TARGETS[:-1])
+    moved = read(slots, TARGET_SLOTS[:-1])
     for name, last in zip(names, lasts, strict=True):
         assert_close(getattr(moved, name), last[:-1], bound)
-        assert torch.equal(getattr(read(slots, SOURCES), name), getattr(before, name))
+        assert torch.equal(getattr(read(slots, SOURCE_SLOTS), name), getattr(before, name))
     assert torch.equal(moved.num_frames, before.num_frames[:-1] + chunk_size)
 
 
@@ -255,14 +257,16 @@ def test_attention_is_that_of_torch(
     generator = torch.Generator().manual_seed(lookahead)
     for cache in (slots.keys, slots.values):
         cache[2:] = torch.randn(cache[2:].shape, generator=generator).to(cache)
-    for source, num_frames in zip(SOURCES, BEFORE, strict=True):
+    for source, num_frames in zip(SOURCE_SLOTS, BEFORE, strict=True):
         slots.num_frames[source] = num_frames
-    before, other_layer = read(slots, SOURCES), read(slots, TARGETS).keys[:, 1 - index]
+    before, other_layer = read(slots, SOURCE_SLOTS), read(slots, TARGET_SLOTS).keys[:, 1 - index]
     shape = ROWS, chunk_size, 3 * config.hidden_size
     qkv = torch.randn(shape, generator=generator).to(device, dtype)
     weights, num_cached = made.weights.blocks[index].attention, slots.keys.shape[3]
     positions = position_keys(weights, num_cached + lookahead, -lookahead).contiguous()
-    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    named = torch.tensor(
+        [SOURCE_SLOTS, TARGET_SLOTS, NUM_MELS], device=device
+    )  # lives during the launch
     streams = made.launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     found = made.attend(index, streams, qkv, positions, slots)
 
@@ -276,12 +280,12 @@ def test_attention_is_that_of_torch(
     unprojected = replace(weights, output=Linear(torch.eye(config.hidden_size).to(qkv), None))
     expected = attention(unprojected, query, keys, values, positions, visible)
     assert_rounded_alike(found[:-1], expected[:-1])
-    moved = read(slots, TARGETS[:-1])
+    moved = read(slots, TARGET_SLOTS[:-1])
     assert torch.equal(moved.keys[:, index], keys[:-1, :, chunk_size:])
     assert torch.equal(moved.values[:, index], values[:-1, :, chunk_size:])
-    assert torch.equal(read(slots, SOURCES).keys, before.keys)
-    assert torch.equal(read(slots, SOURCES).values, before.values)
-    assert torch.equal(read(slots, TARGETS).keys[:, 1 - index], other_layer)
+    assert torch.equal(read(slots, SOURCE_SLOTS).keys, before.keys)
+    assert torch.equal(read(slots, SOURCE_SLOTS).values, before.values)
+    assert torch.equal(read(slots, TARGET_SLOTS).keys[:, 1 - index], other_layer)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -297,10 +301,12 @@ def test_convolution_module_is_that_of_torch(
     slots = empty_slots(KernelEncoder(made, lookahead))
     generator = torch.Generator().manual_seed(lookahead)
     slots.gated[2:] = torch.randn(slots.gated[2:].shape, generator=generator).to(slots.gated)
-    before = read(slots, SOURCES)
+    before = read(slots, SOURCE_SLOTS)
     shape = ROWS, chunk_size, 2 * config.hidden_size
     inputs = torch.randn(shape, generator=generator).to(device, dtype)
-    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    named = torch.tensor(
+        [SOURCE_SLOTS, TARGET_SLOTS, NUM_MELS], device=device
+    )  # lives during the launch
     streams = made.launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     found = made.convolve(index, streams, inputs, slots)
 
@@ -310,9 +316,9 @@ def test_convolution_module_is_that_of_torch(
         weights, pointwise_out=Linear(torch.eye(config.hidden_size).to(inputs), None)
     )
     assert_rounded_alike(found, depthwise_output(unprojected, gated))
-    moved = read(slots, TARGETS[:-1]).gated[:, index]
+    moved = read(slots, TARGET_SLOTS[:-1]).gated[:, index]
     assert_rounded_alike(moved, gated[:-1, :, chunk_size:])
-    assert torch.equal(read(slots, SOURCES).gated, before.gated)
+    assert torch.equal(read(slots, SOURCE_SLOTS).gated, before.gated)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -356,7 +362,7 @@ def test_layers_of_few_rows_are_those_of_torch(
     made.project("down", layers["down"], wide, found := begun.clone(), residual=begun, scale=0.5)
     assert_rounded_alike(found, expected)
     expected = x + apply(layers["add"], begun)
-    made.project("add", layers["add"], begun, x, residual=x)  # in target
+    made.project("add", layers["add"], begun, x, residual=x)  # in place
     assert_rounded_alike(x, expected)
 
 
