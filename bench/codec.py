@@ -104,19 +104,19 @@ def _time_stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
     return {stage: round(t, 1) for stage, t in taken.items()}
 
 
-def _batched_like_alone(decoder: CudaDecoder) -> bool:
-    """Whether all slots at once, in chunks of 1, 2, 4 and 8 frames, give the bits of one alone."""
+def _batched_equals_solo(decoder: CudaDecoder) -> bool:
+    """Whether all slots at once, in chunks of 1, 2, 4 and 8 frames, have the bits of a solo one."""
     codes = [_codes(15, slot) for slot in range(_SLOTS)]
-    alone: list[bytes] = []
+    solo: list[bytes] = []
     for slot in range(_SLOTS):
         decoder.load_slot(slot)
-        alone.append(_decoded(decoder, {slot: codes[slot]})[slot])
+        solo.append(_decoded(decoder, {slot: codes[slot]})[slot])
         decoder.load_slot(slot)
     batched = dict.fromkeys(range(_SLOTS), b"")
     for start, end in ((0, 1), (1, 3), (3, 7), (7, 15)):
         made = _decoded(decoder, {slot: codes[slot][start:end] for slot in range(_SLOTS)})
         batched = {slot: batched[slot] + made[slot] for slot in range(_SLOTS)}
-    return [batched[slot] for slot in range(_SLOTS)] == alone
+    return [batched[slot] for slot in range(_SLOTS)] == solo
 
 
 def _decoded(decoder: CudaDecoder, codes: dict[int, Tensor]) -> dict[int, bytes]:
@@ -160,7 +160,7 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(),
         "command": "bench.codec",
         "warmup_s": round(warmup_s, 2),
-        "batched_like_alone": _batched_like_alone(decoder),
+        "batched_equals_solo": _batched_equals_solo(decoder),
         "memory_mb": round(torch.cuda.max_memory_allocated() / 1e6),
         "state_mb": round(decoder.state_bytes / 1e6, 2),
         "call_ms_by_streams_and_frames": {

@@ -4,21 +4,23 @@ import math
 from collections.abc import Callable, Mapping
 
 _RESOLUTION = 1.05  # between the largest rate that holds and one that does not
-_MAX_DOUBLINGS = 4  # and halvings, beyond the rates that are known
+_MAX_DOUBLINGS = 4  # and halvings, beyond the rates that were measured
 
 
-def find_largest_rate(holds: Callable[[float], bool], known: Mapping[float, bool]) -> float | None:
+def find_largest_rate(
+    holds: Callable[[float], bool], measured: Mapping[float, bool]
+) -> float | None:
     """Finds the largest rate that a service holds, within 5 %.
 
     Args:
         holds: Measures whether the service holds a rate.
-        known: Rates that were measured, and whether the service held them; at least one. One that
-            holds counts only if all lower ones do.
+        measured: Rates that were measured, and whether the service held them; at least one. A rate
+            that holds counts only if all lower ones do.
 
     Returns:
         Requests per second; None if the service holds no rate.
     """
-    low, high = _bracket(holds, known)
+    low, high = _bracket(holds, measured)
     if low is None:
         return None
     while high is not None and high > _RESOLUTION * low:
@@ -30,17 +32,17 @@ def find_largest_rate(holds: Callable[[float], bool], known: Mapping[float, bool
 
 
 def _bracket(
-    holds: Callable[[float], bool], known: Mapping[float, bool]
+    holds: Callable[[float], bool], measured: Mapping[float, bool]
 ) -> tuple[float | None, float | None]:
     """A rate that holds, and a higher one that does not; None for one that was not found."""
     low = high = None
-    for rate in sorted(known):
-        if not known[rate]:
+    for rate in sorted(measured):
+        if not measured[rate]:
             high = rate
             break
         low = rate
     rate = low if high is None else high
-    assert rate is not None, "at least one rate is known"
+    assert rate is not None, "at least one rate was measured"
     for _ in range(_MAX_DOUBLINGS):
         if low is not None and high is not None:
             break

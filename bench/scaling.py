@@ -160,13 +160,13 @@ class Scaling:
         for gpus in plan.gpus:
             with start_service(gpus) as service:
                 self._load(service, gpus, max(plan.rates), min(_WARM_UP_S, plan.duration_s))
-                known = {
+                measured = {
                     rate: self._measure(service, gpus, rate, plan.duration_s) for rate in plan.rates
                 }
                 search = partial(
                     self._measure, service, gpus, duration_s=plan.search_s, search=True
                 )
-                self.largest_rate[gpus] = find_largest_rate(search, known)
+                self.largest_rate[gpus] = find_largest_rate(search, measured)
                 self.gpu_memory_mib[gpus] = gpu_memory_mib()
                 print(f"{gpus} GPU: {self.largest_rate[gpus] or 0:g} requests/s hold", flush=True)
                 if plan.kill and gpus == max(plan.gpus):

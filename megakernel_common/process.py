@@ -83,8 +83,8 @@ def _torch_process() -> int:
 
 
 @cache
-def watch_forks() -> None:
-    """Watches for forks after torch was used by other code; call it when torch is imported."""
+def detect_forks() -> None:
+    """Detects forks after other code has used torch; call it when torch is imported."""
     at_import = frozenset[int]() if _TORCH_WAS_IMPORTED else _native_threads()
     os.register_at_fork(before=partial(_before_fork, at_import))
 

@@ -14,7 +14,7 @@ from megakernel_common.checks import check_type
 from megakernel_common.devices import pick_device
 from megakernel_common.errors import EngineClosedError
 from megakernel_common.kernels.loader import obstacle
-from megakernel_common.process import check_torch, watch_forks
+from megakernel_common.process import check_torch, detect_forks
 from megakernel_stt.audio import Wav, read_blocks
 from megakernel_stt.engine.engine import Engine
 from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, StreamingRecogniser
@@ -38,7 +38,7 @@ from megakernel_stt.network.transducer import Transducer
 from megakernel_stt.session import EventQueue, Final, Inbox, Session
 from megakernel_stt.transcript import Transcript
 
-watch_forks()
+detect_forks()
 _log = logging.getLogger("megakernel_stt")
 _FRAME_MS = round(1000 * FRAME_S)
 _MAX_WAITING_S = 60.0  # of a recording's audio ahead of the model

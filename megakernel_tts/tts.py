@@ -10,7 +10,7 @@ import torch
 
 from megakernel_common.checks import check_type
 from megakernel_common.devices import pick_device
-from megakernel_common.process import check_torch, watch_forks
+from megakernel_common.process import check_torch, detect_forks
 from megakernel_tts.audio import Recording, read_reference
 from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.checks import check_text
@@ -37,7 +37,7 @@ from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
 from megakernel_tts.warmup import warm_up
 
-watch_forks()
+detect_forks()
 _log = logging.getLogger("megakernel_tts")
 _OPTIONAL_INT = (int, type(None))
 # Chunks of `say`: sizes that grow with the speed would change samples of plain torch by one step.

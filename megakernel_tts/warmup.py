@@ -21,7 +21,7 @@ _KERNEL_FRAMES, _PLAIN_FRAMES = 16, 2
 
 
 def warm_up(tts: "TTS", loaded: "LoadedModel") -> None:
-    """Speaks in every kind of voice, both layouts, sampled and greedy, alone and on all slots.
+    """Speaks in every kind of voice, both layouts, sampled and greedy, solo and on all slots.
 
     Args:
         tts: The model.

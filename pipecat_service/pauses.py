@@ -21,7 +21,7 @@ class TextPauseFrame(DataFrame):
     """Queued by the service for itself, so that a pause is handled in order with the text."""
 
 
-class PauseWatch:
+class PauseTimer:
     """Queues a `TextPauseFrame` when held text is to be released or speech to be flushed.
 
     Text is held by the aggregator until a group of words is complete, and by the engine, which
@@ -35,7 +35,7 @@ class PauseWatch:
         turn_context: Callable[[], ContextState | None],
         lead_s: Callable[[ContextState | None], float],
     ) -> None:
-        """Creates a watch that is not running.
+        """Creates a timer that is not running.
 
         Args:
             service: Gets the frames.
@@ -51,11 +51,11 @@ class PauseWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the watch."""
+        """Starts the timer."""
         self._task = self._service.create_task(self._run(), "text pauses")
 
     async def stop(self) -> None:
-        """Stops the watch if it runs."""
+        """Stops the timer if it runs."""
         task, self._task = self._task, None
         if task is not None:
             await self._service.cancel_task(task)

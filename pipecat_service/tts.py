@@ -26,7 +26,7 @@ from pipecat_service.contexts import ContextState
 from pipecat_service.errors import error_category, report_error
 from pipecat_service.metrics import report_slot_wait
 from pipecat_service.pace import WritingPace
-from pipecat_service.pauses import PauseWatch, TextPauseFrame
+from pipecat_service.pauses import PauseTimer, TextPauseFrame
 from pipecat_service.protocol import Synthesizer
 from pipecat_service.rewriting import TextRewriting
 from pipecat_service.settings import MegakernelTTSSettings, language_name
@@ -71,7 +71,7 @@ class SynthesizerTTSService(TimedTTSService):
             language=self.text_aggregation_language, pace=pace, rewriting=TextRewriting(self)
         )
         self._text_aggregator = self._words
-        self._pause_watch = PauseWatch(self, self._words, self._turn_context, self._sender.lead_s)
+        self._pause_timer = PauseTimer(self, self._words, self._turn_context, self._sender.lead_s)
         self._synthesizer = synthesizer
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
@@ -86,7 +86,7 @@ class SynthesizerTTSService(TimedTTSService):
         await super().setup(setup)
         await self._synthesizer.load(self._settings)
         self._sync_model_name_to_metrics()  # a server has named it
-        self._pause_watch.start()
+        self._pause_timer.start()
 
     @property
     def word_times_estimated(self) -> bool:
@@ -286,7 +286,7 @@ class SynthesizerTTSService(TimedTTSService):
         else:
             await super().process_frame(frame, direction)
         if isinstance(frame, TextPauseFrame | TextFrame):
-            self._pause_watch.notify()
+            self._pause_timer.notify()
         if isinstance(frame, InterruptionFrame):
             for context in [*self._contexts.values()]:  # that Pipecat has ended by timeout
                 if not self.audio_context_available(context.context_id):
@@ -299,8 +299,8 @@ class SynthesizerTTSService(TimedTTSService):
         """Speaks held text if it is due: first complete words, then the last one as well."""
         if self._words.until_release_s <= 0:
             await self._speak_group(await self._words.release(last_word=False))
-        due = self._pause_watch.until_flush_s <= 0
-        if self._pause_watch.until_pause_flush_s <= 0:
+        due = self._pause_timer.until_flush_s <= 0
+        if self._pause_timer.until_pause_flush_s <= 0:
             await self._speak_group(await self._words.release(last_word=True))
         context = self._turn_context()
         if due and context and context.speech:
@@ -372,6 +372,6 @@ class SynthesizerTTSService(TimedTTSService):
             await self._synthesizer.close()
 
     async def _teardown(self) -> None:
-        await self._pause_watch.stop()
+        await self._pause_timer.stop()
         for context in [*self._contexts.values()]:
             await self._drop(context)

@@ -87,8 +87,8 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _patient_clients() -> Iterator[None]:
-    """Clients wait as long as tests do.
+def _client_timeouts() -> Iterator[None]:
+    """Gives clients the timeout of the tests.
 
     By default httpx gives up after 5 s without a byte, and websockets after 10 s of a handshake.
     """

@@ -350,17 +350,21 @@ def test_modules_hold_no_mutable_state() -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """The classes of the engine, the server and the benchmarks have different names."""
-    files: dict[str, Path] = {}
-    for file in [*COMMON_FILES, *FILES, *sorted((ROOT / "bench").glob("*.py"))]:
-        for node in tree_of(file).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                assert node.name not in files, f"{node.name}: {files[node.name]} and {file}"
-                files[node.name] = file
+    """Within a package; synthesis and recognition both have a session, a stream and a loop."""
+    synthesis = [*COMMON_FILES, *FILES, *sorted((ROOT / "bench").glob("*.py"))]
+    for package in (synthesis, [*COMMON_FILES, *STT_FILES], SERVICE):
+        files: dict[str, Path] = {}
+        for file in package:
+            for node in tree_of(file).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    assert node.name not in files, f"{node.name}: {files[node.name]} and {file}"
+                    files[node.name] = file
 
 
 def test_a_source_file_has_at_most_450_lines() -> None:
-    for top in (COMMON.name, NAME, STT.name, "pipecat_service", "csrc", "bench"):
+    tops = COMMON.name, NAME, STT.name, "pipecat_service", "csrc", "bench", "examples", "tests"
+    suffixes = ".py", ".js", ".css", ".cu", ".cuh", ".cpp", ".cc", ".h"
+    for top in tops:
         for file in (ROOT / top).rglob("*.*"):
-            if file.suffix in (".py", ".js", ".cu", ".cuh", ".cpp"):
+            if file.suffix in suffixes:
                 assert file.read_text(encoding="utf-8").count("\n") <= 450, file

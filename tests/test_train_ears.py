@@ -16,6 +16,7 @@ from examples.train_ears.layout import FULL, LOOKAHEADS, TINY, Work, write_folde
 from examples.train_ears.net import Net
 from examples.train_ears.targets import target
 from examples.train_ears.tokenizer import train_tokenizer
+from examples.train_voice.training import bind
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import read_model_config
 from megakernel_stt.model.weights import Weights, model_specs
@@ -38,8 +39,6 @@ def make_net(folder: Path, seed: int = 0) -> Net:
 
 def as_model(net: Net) -> Model:
     """The engine's model with the network's parameters."""
-    from examples.train_voice.training import bind
-
     tensors = {name: net.parameters[name].detach() for name in net.names}
     weights: Weights = bind(model_specs(net.config), tensors)
     vocab_size = net.config.transducer.vocab_size

@@ -286,29 +286,29 @@ def test_masks_cover_bands_of_time_and_frequency() -> None:
 
 def test_words_to_correct_are_counted() -> None:
     cases = [("a b c", "a b c", 0), ("a b c", "a c", 1), ("a b", "b a c", 2), ("", "a", 1)]
-    for expected, heard, count in cases:
-        assert evaluate.errors(expected.split(), heard.split()) == count
-        assert evaluate.errors(heard.split(), expected.split()) == count
+    for expected, transcript, count in cases:
+        assert evaluate.errors(expected.split(), transcript.split()) == count
+        assert evaluate.errors(transcript.split(), expected.split()) == count
 
 
 def test_a_rate_counts_the_wrong_words_of_all_recordings() -> None:
-    heard = iter(["One two!", "four"])
+    transcripts = iter(["One two!", "four"])
     texts = ["one two three", "four"]
     recordings = [Recording("clip", np.ones(10, np.int16), text) for text in texts]
-    found = evaluate.error_rate("clips", recordings, lambda _: next(heard))
+    found = evaluate.error_rate("clips", recordings, lambda _: next(transcripts))
     assert found == {"rate": 0.25, "words": 4, "wrong": ["1 | clip | one two three | one two"]}
 
 
 def test_words_in_noise_are_counted() -> None:
-    heard: list[NDArray[np.int16]] = []
+    waves: list[NDArray[np.int16]] = []
 
     def transcribe(wave: NDArray[np.int16]) -> str:
-        heard.append(wave)
+        waves.append(wave)
         return "a word" if wave.any() else ""
 
     assert evaluate.words_of_noise(transcribe) == {"silence": 0, "white": 2, "brown": 2}
-    assert all(len(wave) == 60 * SAMPLE_RATE for wave in heard)
-    assert np.abs(heard[2]).max() < 32_767
+    assert all(len(wave) == 60 * SAMPLE_RATE for wave in waves)
+    assert np.abs(waves[2]).max() < 32_767
 
 
 def test_real_recordings_are_read_from_the_packages_files(tmp_path: Path) -> None:

@@ -97,13 +97,15 @@ def assert_is_evaluated(work: Work) -> None:
     speech = evaluate.recordings(work)
     assert all(len(recorded) == 3 for recorded in speech.values())
     assert speech["live"] is speech["streaming"]
-    heard = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])
+    transcripts = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])
     with ThreadPoolExecutor(1) as pool:
         spoken = evaluate.sentences()
-        rates = evaluate.understanding(spoken, speech, lambda *_: next(heard), LANGUAGES, pool)
+        rates = evaluate.understanding(
+            spoken, speech, lambda *_: next(transcripts), LANGUAGES, pool
+        )
     assert all(found["rate"] == 0.2 and found["relative"] == 1 for found in rates.values())
     assert rates["live"]["groups"]["lucia"] == rates["live"]["groups"]["spanish"] == 0.5
-    assert next(heard, None) is None, "equal recordings are judged twice"
+    assert next(transcripts, None) is None, "equal recordings are judged twice"
     fewer = evaluate.recordings(work, every=2)
     assert evaluate.sentences(every=2) == spoken[::2]
     for name, recorded in fewer.items():

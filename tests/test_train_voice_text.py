@@ -185,7 +185,7 @@ def test_words_are_compared_as_they_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "heard", "wrong"),
+    ("written", "transcript", "wrong"),
     [
         ("Could we talk at 8:15 tomorrow?", "Could we talk at 815 tomorrow?", 0),
         ("between 6:30 and 10 AM", "between 6.30 and 10 a.m.", 0),
@@ -195,8 +195,8 @@ def test_words_are_compared_as_they_are_said() -> None:
         ("at 8:15", "at 8:50", 1),
     ],
 )
-def test_figures_are_read_in_the_way_that_fits(written: str, heard: str, wrong: int) -> None:
-    assert text_errors(written, heard, "english") == wrong
+def test_figures_are_read_in_the_way_that_fits(written: str, transcript: str, wrong: int) -> None:
+    assert text_errors(written, transcript, "english") == wrong
 
 
 def test_word_errors_are_counted() -> None:

@@ -45,12 +45,12 @@ def error_rate(
     wrong: list[str] = []
     num_errors = num_words = 0
     for recording in tqdm(recordings, desc=name, disable=None):
-        heard = plain(transcribe(np.concatenate([_MARGIN, recording.wave, _MARGIN])))
-        found = errors(recording.text.split(), heard.split())
+        transcript = plain(transcribe(np.concatenate([_MARGIN, recording.wave, _MARGIN])))
+        found = errors(recording.text.split(), transcript.split())
         num_errors += found
         num_words += len(recording.text.split())
         if found:
-            wrong.append(f"{found} | {recording.name} | {recording.text} | {heard}")
+            wrong.append(f"{found} | {recording.name} | {recording.text} | {transcript}")
     return {"rate": round(num_errors / num_words, 4), "words": num_words, "wrong": wrong}
 
 

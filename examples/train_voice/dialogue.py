@@ -35,7 +35,7 @@ class Batch:
         control: Ids of the codec embedding, or `NOTHING`.
         previous: Index of the input frame among all recorded frames, or `NOTHING`.
         frame: Index of the frame that the position predicts, or `NOTHING`.
-        ending: Whether the position predicts the end of speech.
+        is_eos: Whether the position predicts the end of speech.
         spoken: Whether the text id belongs to the spoken text.
         text_word: Index of the word of the text id, or `NOTHING`.
         frame_word: Index of the word of the predicted frame, or `NOTHING`.
@@ -45,7 +45,7 @@ class Batch:
     control: Tensor
     previous: Tensor
     frame: Tensor
-    ending: Tensor
+    is_eos: Tensor
     spoken: Tensor
     text_word: Tensor
     frame_word: Tensor
@@ -161,7 +161,7 @@ class Dataset:
         return Batch(
             text, codec, frame=frame, spoken=spoken,
             previous=torch.where((at >= 1) & (at <= t), frame_at + at - 1, NOTHING),
-            ending=at == t,
+            is_eos=at == t,
             text_word=torch.where(spoken, self._token_words[index], NOTHING),
             frame_word=torch.where(frame >= 0, self._words[frame.clamp(min=0)], NOTHING),
         )  # fmt: skip

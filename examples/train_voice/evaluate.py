@@ -144,15 +144,15 @@ def understanding(
             [(recorded[i], SAMPLE_RATE, VOICES[spoken[i].voice].language) for i in used],
         )
         found = tqdm(transcripts, total=len(used), desc=condition, disable=None)
-        for i, heard in zip(used, found, strict=True):
+        for i, transcript in zip(used, found, strict=True):
             category, voice, text = spoken[i]
             language = VOICES[voice].language
-            num_errors = text_errors(text, heard, language)
+            num_errors = text_errors(text, transcript, language)
             for group in ("all", language, voice, category):
                 counts[group][0] += num_errors
                 counts[group][1] += len(normalised_words(text, language))
             if num_errors:
-                wrong.append(f"{num_errors} | {voice} | {text} | {heard.strip()}")
+                wrong.append(f"{num_errors} | {voice} | {text} | {transcript.strip()}")
         rates = {group: round(e / n, 4) for group, (e, n) in counts.items()}
         rate = {"rate": rates.pop("all"), "words": counts["all"][1]}
         return rate | {"groups": rates, "wrong": wrong}

@@ -125,12 +125,12 @@ class Phonemizer:
             return []
         together = self._espeak.phonemize([" ".join(said)], strip=True)[0].split(" ")
         if len(together) != len(said):
-            together = [self._alone(one) for one in said]
+            together = [self._phonemes_of(one) for one in said]
         for old, new in _ESPEAK_SPANISH:
             together = [sound.replace(old, new) for sound in together]
         return together
 
-    def _alone(self, word: str) -> str:
+    def _phonemes_of(self, word: str) -> str:
         if word not in self._memory:
             found = self._espeak.phonemize([word], strip=True)
             self._memory[word] = found[0].replace(" ", "") if found else ""

@@ -76,13 +76,13 @@ def errors(expected: Sequence[str], recognised: Sequence[str]) -> int:
     return table[-1][-1]
 
 
-def text_errors(expected: str, heard: str, language: str) -> int:
+def text_errors(expected: str, transcript: str, language: str) -> int:
     """Number of wrong words of a transcript, in the reading of its figures that fits best.
 
     Recognisers write `8:15` also as `815` or `8.15`, and `$2,375` as `$2,300 and $75`.
     """
     words = normalised_words(expected, language)
-    readings = {heard}
+    readings = {transcript}
     for pattern, replacement in _FIGURES:
         readings |= {re.sub(pattern, replacement, reading) for reading in readings}
     return min(errors(words, normalised_words(reading, language)) for reading in readings)

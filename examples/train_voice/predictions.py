@@ -23,14 +23,14 @@ from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.training import load_state, pick_device
 
 _FRAMES_PER_HOUR = 45_000
-_LOOK_INTERVAL_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
 def wait_for_talker(work: Work, minutes: float) -> None:
     """Waits until a saved state of the talker has been trained for so many minutes."""
     file = work.state("talker")
     while not file.exists() or load_state(file, torch.device("cpu"))["used"] < 60 * minutes:
-        time.sleep(_LOOK_INTERVAL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 @torch.no_grad()
@@ -61,9 +61,9 @@ def predict(work: Work, hours: float, positions: int, temperature: float, seed: 
             _sample(net, hidden[predicting], codes, temperature)
             predicted[frames] = codes.to(predicted.dtype)
             progress.update(len(chosen))
-    part = work.predictions.with_suffix(".part.npy")
-    np.save(part, predicted.cpu().numpy())
-    part.rename(work.predictions)  # `vocoder` may be looking for it
+    partial = work.predictions.with_suffix(".part.npy")
+    np.save(partial, predicted.cpu().numpy())
+    partial.rename(work.predictions)  # `vocoder` polls for it
 
 
 def _sample(net: TalkerNet, hidden: Tensor, codes: Tensor, temperature: float) -> None:

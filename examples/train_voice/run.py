@@ -82,8 +82,8 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
         predictions = module("predictions", after=["talker"])
         vocoder_after = ["predictions"]
     else:
-        part = "--after", str(_PREDICTIONS_AFTER)
-        predictions = module("predictions", *part, after=["codes"], beside=True)
+        after = "--after", str(_PREDICTIONS_AFTER)
+        predictions = module("predictions", *after, after=["codes"], beside=True)
         vocoder_after = ["synthesis", "codec"]
     calibrate = ("-m", "megakernel_tts", "calibrate", str(work.voice), "--truth", truth)
     return [
@@ -147,8 +147,8 @@ def run_stages(
     try:
         while left or running:
             for stage in list(left):
-                is_alone = num_gpus == 1 and stage.name != "codec" and running
-                if is_alone or any(name not in seconds for name in stage.after):
+                must_wait = num_gpus == 1 and stage.name != "codec" and running
+                if must_wait or any(name not in seconds for name in stage.after):
                     continue
                 left.remove(stage)
                 running[stage.name] = start(stage), clock()

@@ -63,10 +63,10 @@ class Losses:
         """
         net, eos = self._net, self._net.config.talker.control.eos
         hidden, middle, guided = net.talker(net.inputs(batch, inputs))
-        hidden, frame, ending = hidden.flatten(0, 1), batch.frame.flatten(), batch.ending.flatten()
+        hidden, frame, is_eos = hidden.flatten(0, 1), batch.frame.flatten(), batch.is_eos.flatten()
         predicting, codes = frame != NOTHING, self._dataset.codes_of(frame)
         logits = net.first_logits(hidden).float()
-        labels = torch.where(predicting, codes[:, 0], _IGNORED).masked_fill(ending, eos)
+        labels = torch.where(predicting, codes[:, 0], _IGNORED).masked_fill(is_eos, eos)
         phones = self._dataset.phones[frame.clamp(min=0)].long()
         phones = phones.masked_fill(~predicting[:, None], _IGNORED)
         ends = logits.detach().softmax(-1)[:, eos]
@@ -83,7 +83,7 @@ class Losses:
             "guide": torch.stack([_guide(q, k, batch) for q, k in guided]).mean(),
             "second": each[0].detach(),
             "last": each[-1].detach(),
-            "end": _mean(ends, ending),
+            "end": _mean(ends, is_eos),
             "false_end": _mean(ends, predicting),
         }
 

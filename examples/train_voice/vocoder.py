@@ -45,7 +45,7 @@ _BETAS, _DECAY = (0.8, 0.99), 1e-3
 _WEIGHTS = {"magnitudes": 0.5, "phases": 0.25, "adversarial": 0.2, "features": 0.5}
 _DISCRIMINATOR_LOSSES = "adversarial", "features"
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
-_ALONE_STEPS = 300  # in which the discriminators learn before the decoder learns from them
+_DISCRIMINATOR_STEPS = 300  # first steps, whose adversarial losses do not train the decoder
 _RAMP_STEPS = 1000  # over which their losses reach their weights then
 # Of four steps one decodes the start of its crops, one has a quarter of the crops, four times as
 # long.
@@ -53,7 +53,7 @@ _INTERVAL, _START_STEP, _LONG_STEP = 4, 0, 2
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
 _CORRUPTION_FROM = 6  # group
 _LOG_EVERY = 100
-_LOOK_INTERVAL = 100  # steps between two looks for predicted codes
+_POLL_STEPS = 100  # steps between two polls for predicted codes
 
 
 class _Training:
@@ -97,12 +97,12 @@ class _Training:
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(target[:, first:])
             fake = self.discriminators(decoded[:, first:])
-        recorded = len(wave) - len(predicted)
+        num_recorded = len(wave) - len(predicted)
         losses = {
             "magnitudes": self._spectra.magnitude_distance(decoded, target),
-            "phases": self._spectra.phase_distance(decoded[:recorded], target[:recorded]),
+            "phases": self._spectra.phase_distance(decoded[:num_recorded], target[:num_recorded]),
             "adversarial": adversarial_loss(fake),
-            "features": feature_loss(real, fake, recorded),
+            "features": feature_loss(real, fake, num_recorded),
         }
         weights = {
             name: w * weight if name in _DISCRIMINATOR_LOSSES else w for name, w in _WEIGHTS.items()
@@ -179,7 +179,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     training = _Training(model, device, channels)
     if discriminators_file.exists():
         training.discriminators.load_state_dict(load_state(discriminators_file, device))
-    judged_steps = _ALONE_STEPS + _RAMP_STEPS if discriminators_file.exists() else 0
+    judged_steps = _DISCRIMINATOR_STEPS + _RAMP_STEPS if discriminators_file.exists() else 0
     average = Average(model.parameters.values())
     budget, steps, step_idx = Budget(minutes, used_s), dict[tuple[bool, bool], CapturedStep](), 0
     predicted, weight = _load_predictions(work, device), torch.zeros((), device=device)
@@ -197,7 +197,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
         while budget.share < 1:
             if step_idx % 10 == 0 and not recordings.complete:
                 recordings.poll()
-            if step_idx % _LOOK_INTERVAL == 0 and predicted is None and work.predictions.exists():
+            if step_idx % _POLL_STEPS == 0 and predicted is None and work.predictions.exists():
                 predicted = _load_predictions(work, device)
                 resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
                 steps.clear()  # their number of predicted crops is another
@@ -205,7 +205,8 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
             long, at_start = kind == _LONG_STEP, kind == _START_STEP
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, given = _draw(recordings, predicted, num_crops, num_frames, rng)
-            weight.fill_(min(1.0, max(0.0, (judged_steps + step_idx - _ALONE_STEPS) / _RAMP_STEPS)))
+            num_ramped = judged_steps + step_idx - _DISCRIMINATOR_STEPS
+            weight.fill_(min(1.0, max(0.0, num_ramped / _RAMP_STEPS)))
             training.set_rate(budget.rate(_PEAK_RATE))
             if (long, at_start) not in steps:
                 step = partial(training.step, at_start=at_start)

@@ -90,7 +90,7 @@ class Recognition(Generic[State]):
         self._samples.append(samples)
         self.num_samples += len(samples)
 
-    def ending(self, samples: NDArray[np.float32]) -> "Recognition[State]":
+    def fork_ended(self, samples: NDArray[np.float32]) -> "Recognition[State]":
         """A fork that ends after some more samples [samples]."""
         fork = copy.copy(self)
         fork._samples = [*self._samples]

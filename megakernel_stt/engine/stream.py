@@ -82,7 +82,7 @@ class Stream:
                 self._add(entry)
             else:
                 self._request = entry
-                self._fork = self._recognition.ending(self._resampler.rest())
+                self._fork = self._recognition.fork_ended(self._resampler.rest())
         return None
 
     def report(self) -> None:

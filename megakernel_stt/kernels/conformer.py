@@ -21,7 +21,7 @@ from megakernel_stt.kernels.conformer_structs import (
     AddNormParams,
     AttendParams,
     ConvolveParams,
-    Norm,
+    NormPointers,
     ProjectParams,
     Streams,
 )
@@ -325,10 +325,10 @@ class ConformerKernels:
         self.launcher.launch("convolve", params, num_rows, [output, states.gated])
         return output
 
-    def _norm(self, norm: "trees.Norm | None") -> Norm:
+    def _norm(self, norm: "trees.Norm | None") -> NormPointers:
         if norm is None:
-            return Norm()
-        return Norm(
+            return NormPointers()
+        return NormPointers(
             self.launcher.address(norm.weight, "weight"), self.launcher.address(norm.bias, "bias")
         )
 

@@ -16,7 +16,7 @@ MAX_FEW_ROWS = 4  # that `project` takes
 _NAMESPACE = "megakernel::conformer"
 
 
-class Norm(DeviceStruct):
+class NormPointers(DeviceStruct):
     """A layer normalisation."""
 
     __slots__ = ()
@@ -104,8 +104,8 @@ class AddNormParams(DeviceStruct):
         ("x", pointer("void")),
         ("y", pointer("const void")),
         ("h", pointer("void")),
-        ("norm_out", Norm),
-        ("norm_next", Norm),
+        ("norm_out", NormPointers),
+        ("norm_next", NormPointers),
         ("scale", c_float),
     )
 
@@ -119,8 +119,8 @@ class ProjectParams(DeviceStruct):
         ("input", pointer("const void")),
         ("weights", pointer("const void")),
         ("bias", pointer("const void")),
-        ("norm_out", Norm),
-        ("norm", Norm),
+        ("norm_out", NormPointers),
+        ("norm", NormPointers),
         ("normed_out", pointer("void")),
         ("residual", pointer("const void")),
         ("output", pointer("void")),
@@ -159,7 +159,7 @@ class ConvolveParams(DeviceStruct):
         ("input", pointer("const void")),
         ("weights", pointer("const void")),
         ("bias", pointer("const void")),
-        ("norm", Norm),
+        ("norm", NormPointers),
         ("gated", pointer("void")),
         ("slot_stride", c_int64),
         ("output", pointer("void")),
@@ -167,7 +167,7 @@ class ConvolveParams(DeviceStruct):
 
 
 CONFORMER_DECLARATIONS: tuple[Declaration, ...] = (
-    Norm,
+    NormPointers,
     Streams,
     LogMelParams,
     SubsampleParams,

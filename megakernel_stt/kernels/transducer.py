@@ -22,12 +22,12 @@ from megakernel_stt.kernels.transducer_structs import (
     TILE_ROWS,
     TRANSDUCER_DECLARATIONS,
     UNITS_PER_TILE,
-    LstmLayer,
+    LstmLayerPointers,
     Result,
     States,
     TransducerInfo,
     TransducerParams,
-    Weights,
+    WeightPointers,
     Workspace,
 )
 from megakernel_stt.model.config import TransducerConfig
@@ -121,9 +121,11 @@ class KernelTransducer(Transducer):
         )
         self._tensors: list[Tensor] = []  # that the parameters point to
         durations = config.durations or ()
-        layers = (LstmLayer * MAX_LAYERS)()
+        layers = (LstmLayerPointers * MAX_LAYERS)()
         for i, layer in enumerate(weights.lstm):
-            layers[i] = LstmLayer(self._pack_gates(layer.input), self._pack_gates(layer.hidden))
+            layers[i] = LstmLayerPointers(
+                self._pack_gates(layer.input), self._pack_gates(layer.hidden)
+            )
         self._params = TransducerParams(
             embedding=self._keep(weights.embedding.contiguous()),
             layers=layers,
@@ -143,19 +145,19 @@ class KernelTransducer(Transducer):
         self._tensors.append(tensor)
         return tensor.data_ptr()
 
-    def _pack_gates(self, layer: "Linear") -> Weights:
+    def _pack_gates(self, layer: "Linear") -> WeightPointers:
         """Rows of gates [4, units], such that a tile has the gates of its units."""
         order = torch.arange(len(layer.weight)).view(4, -1, UNITS_PER_TILE).transpose(0, 1)
         rows = order.flatten().to(self._device)
         bias = None if layer.bias is None else layer.bias[rows]
         return self._pack(layer.weight[rows], bias)
 
-    def _pack(self, weight: Tensor, bias: Tensor | None) -> Weights:
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> WeightPointers:
         missing = -len(weight) % TILE_ROWS
         if bias is None:
             bias = weight.new_zeros(len(weight))
         data = pack_tiles(F.pad(weight, (0, 0, 0, missing)))
-        return Weights(self._keep(data), self._keep(F.pad(bias, (0, missing)).contiguous()))
+        return WeightPointers(self._keep(data), self._keep(F.pad(bias, (0, missing)).contiguous()))
 
     def project(self, frames: Tensor) -> Tensor:
         """Frames of the encoder [batch, frames, in], projected for the joint network."""

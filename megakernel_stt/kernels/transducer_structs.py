@@ -20,7 +20,7 @@ MAX_LAYERS = 16
 _NAMESPACE = "megakernel::transducer"
 
 
-class Weights(DeviceStruct):
+class WeightPointers(DeviceStruct):
     """A linear layer in operand order."""
 
     __slots__ = ()
@@ -28,12 +28,12 @@ class Weights(DeviceStruct):
     _fields_ = (("data", pointer("const void")), ("bias", pointer("const void")))
 
 
-class LstmLayer(DeviceStruct):
+class LstmLayerPointers(DeviceStruct):
     """A layer of the LSTM."""
 
     __slots__ = ()
     CPP_NAME = f"{_NAMESPACE}::LstmLayer"
-    _fields_ = (("input", Weights), ("hidden", Weights))
+    _fields_ = (("input", WeightPointers), ("hidden", WeightPointers))
 
 
 class States(DeviceStruct):
@@ -90,9 +90,9 @@ class TransducerParams(DeviceStruct):
         ("targets", pointer("const int")),
         ("states", States),
         ("embedding", pointer("const void")),
-        ("layers", LstmLayer * MAX_LAYERS),
-        ("projector", Weights),
-        ("head", Weights),
+        ("layers", LstmLayerPointers * MAX_LAYERS),
+        ("projector", WeightPointers),
+        ("head", WeightPointers),
         ("durations", pointer("const int")),
         ("results", pointer(f"{_NAMESPACE}::Result")),
         ("workspace", Workspace),
@@ -121,8 +121,8 @@ class TransducerInfo(DeviceStruct):
 
 
 TRANSDUCER_DECLARATIONS: tuple[Declaration, ...] = (
-    Weights,
-    LstmLayer,
+    WeightPointers,
+    LstmLayerPointers,
     States,
     Result,
     Workspace,

@@ -20,12 +20,12 @@ from megakernel_tts.backends.kernel_slot import KernelSlot, new_stream
 from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_memory, free_memory
 from megakernel_tts.backends.paged_cache import PagedCache
 from megakernel_tts.backends.prefill_batching import (
-    PromptPart,
+    PromptRange,
+    chunk_end,
     fill_batches,
     num_tiled_positions,
     pack_batches,
     pack_wide_batches,
-    part_end,
 )
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import (
@@ -137,14 +137,14 @@ class Megakernel:
         for request in requests:
             self._cache.require(request.slot, request.num_positions)
         in_place, num_run = self._prepare_prefixes(requests, budget)
-        parts: list[PromptPart] = []
+        chunks: list[PromptRange] = []
         for i, request in enumerate(requests):
             begin, length = in_place[i], request.num_positions
             if begin >= self._num_tiled(request):
-                end = self._part_end(begin, length, num_run, budget)
-                parts.append(PromptPart(request.slot, request.prompt, begin, end))
+                end = self._chunk_end(begin, length, num_run, budget)
+                chunks.append(PromptRange(request.slot, request.prompt, begin, end))
                 in_place[i], num_run = end, num_run + end - begin
-        self._launch_prompts([part for part in parts if part.end > part.begin])
+        self._launch_prompts([chunk for chunk in chunks if chunk.end > chunk.begin])
         for request, end in zip(requests, in_place, strict=True):
             if end == request.num_positions:
                 stream = new_stream(request.sampling.in_float32(), request.first_frame)
@@ -156,13 +156,13 @@ class Megakernel:
         """Returns how many common positions, in whole prompt tiles, the prefix cache may hold."""
         return num_tiled_positions(request.num_common, self._narrow_streams, self._max_columns)
 
-    def _part_end(self, begin: int, end: int, num_run: int, budget: int | None) -> int:
-        """Returns where the part of a prompt ends that begins after `num_run` positions ran."""
+    def _chunk_end(self, begin: int, end: int, num_run: int, budget: int | None) -> int:
+        """Returns where the prefill chunk ends that begins after `num_run` positions ran."""
         if budget is None:
             return end
         if num_run >= max(budget, 1):
             return begin
-        return part_end(begin, end, budget - num_run, self._narrow_streams, self._max_columns)
+        return chunk_end(begin, end, budget - num_run, self._narrow_streams, self._max_columns)
 
     def _check_prompt(self, request: PrefillRequest) -> None:
         hidden_size, prompt = self._config.talker.stack.hidden_size, request.prompt
@@ -197,19 +197,19 @@ class Megakernel:
                 cached[key] = self._prefixes.get(key)
             elif not request.begin:
                 self._cache.drop_prefix(request.slot)
-        new: dict[bytes, int] = {}  # the request whose prefix is run, or a part of it
-        parts: list[PromptPart] = []
+        new: dict[bytes, int] = {}  # the request whose prefix is run, or a chunk of it
+        chunks: list[PromptRange] = []
         num_run = 0
         for i, key in keys.items():
             slot, prompt = requests[i].slot, requests[i].prompt
             if cached[key] is None and key not in new:
                 new[key] = i
-                end = self._part_end(in_place[i], counts[i], num_run, budget)
-                parts.append(PromptPart(slot, prompt, in_place[i], end))
-                in_place[i], num_run = end, num_run + end - parts[-1].begin
+                end = self._chunk_end(in_place[i], counts[i], num_run, budget)
+                chunks.append(PromptRange(slot, prompt, in_place[i], end))
+                in_place[i], num_run = end, num_run + end - chunks[-1].begin
             if cached[key] is None or not self._cache.has_prefix(slot, key):
                 self._cache.drop_prefix(slot)
-        self._launch_prompts([part for part in parts if part.end > part.begin])
+        self._launch_prompts([chunk for chunk in chunks if chunk.end > chunk.begin])
         for key, i in new.items():
             if in_place[i] == counts[i]:
                 slot = requests[i].slot
@@ -226,14 +226,14 @@ class Megakernel:
                 self._cache.set_prefix(slot, key, counts[i])
         return in_place, num_run
 
-    def _launch_prompts(self, parts: Sequence[PromptPart]) -> None:
-        """Launches parts of prompts; does not wait."""
-        if not parts:
+    def _launch_prompts(self, chunks: Sequence[PromptRange]) -> None:
+        """Launches prefill chunks; does not wait."""
+        if not chunks:
             return
         sizes = self._narrow_streams, self._max_columns
-        narrow = fill_batches(parts, *sizes, self._max_columns)
+        narrow = fill_batches(chunks, *sizes, self._max_columns)
         wide_columns = self._kernels.max_wide_prefill_columns
-        wide = fill_batches(parts, *sizes, wide_columns, wide=True) if wide_columns else narrow
+        wide = fill_batches(chunks, *sizes, wide_columns, wide=True) if wide_columns else narrow
         buffers, kernels = self._buffers, self._kernels
         params, workspace, written = buffers.params, buffers.workspace, buffers.written_tensors()
         self._cache.upload_table()
@@ -247,7 +247,7 @@ class Megakernel:
             batches = pack_batches(narrow)
             uploaded = buffers.upload_prompts(narrow, batches)
             params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
-            end = max(part.end for part in parts)
+            end = max(chunk.end for chunk in chunks)
             kernels.prefill(params, batches, end, workspace, written)
 
     def clear_prefix_cache(self) -> None:

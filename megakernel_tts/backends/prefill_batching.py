@@ -19,8 +19,8 @@ from torch import Tensor
 from megakernel_tts.kernels.structs import PrefillBatch, WidePrefillBatch
 
 
-class PromptPart(NamedTuple):
-    """Positions of a prompt that are to be run, or one tile of them.
+class PromptRange(NamedTuple):
+    """Positions of a prompt: a prefill chunk, or one tile of it.
 
     Attributes:
         slot: The stream's slot.
@@ -44,10 +44,10 @@ class Batch:
         num_columns: Positions of the tiles.
     """
 
-    tiles: list[PromptPart] = field(default_factory=list[PromptPart])
+    tiles: list[PromptRange] = field(default_factory=list[PromptRange])
     num_columns: int = 0
 
-    def add(self, tile: PromptPart) -> None:
+    def add(self, tile: PromptRange) -> None:
         """Adds a tile."""
         self.tiles.append(tile)
         self.num_columns += tile.end - tile.begin
@@ -75,7 +75,7 @@ class Batch:
         return columns_of_tiles
 
 
-def _ends_prompt(tile: PromptPart) -> bool:
+def _ends_prompt(tile: PromptRange) -> bool:
     """Whether a tile has the last position of its prompt."""
     return tile.end == tile.prompt.shape[0]
 
@@ -93,13 +93,13 @@ def num_tiled_positions(num_positions: int, first_size: int, tile_size: int) -> 
     return first_size + (num_positions - first_size) // tile_size * tile_size
 
 
-def part_end(begin: int, end: int, budget: int, first_size: int, tile_size: int) -> int:
-    """Returns where a part of a prompt may end: behind as many tiles as the budget has, or one.
+def chunk_end(begin: int, end: int, budget: int, first_size: int, tile_size: int) -> int:
+    """Returns where a prefill chunk may end: behind as many tiles as the budget has, or one.
 
     Args:
-        begin: First position of the part; the first of a tile.
+        begin: First position of the chunk; the first of a tile.
         end: Position after the last one that may be run.
-        budget: Positions of the part at most, if that is a tile or more.
+        budget: Positions of the chunk at most, if that is a tile or more.
         first_size: Positions of the first tile.
         tile_size: Positions of each other tile.
     """
@@ -109,16 +109,16 @@ def part_end(begin: int, end: int, budget: int, first_size: int, tile_size: int)
     return min(end, first_end + max(0, begin + budget - first_end) // tile_size * tile_size)
 
 
-def _tiles(part: PromptPart, first_size: int, tile_size: int) -> Iterator[PromptPart]:
-    slot, prompt, begin, last = part
+def _tiles(chunk: PromptRange, first_size: int, tile_size: int) -> Iterator[PromptRange]:
+    slot, prompt, begin, last = chunk
     while begin < last:
         end = begin + (tile_size if begin else first_size)
-        yield PromptPart(slot, prompt, begin, min(end, last))
+        yield PromptRange(slot, prompt, begin, min(end, last))
         begin = end
 
 
 def fill_batches(
-    parts: Sequence[PromptPart],
+    chunks: Sequence[PromptRange],
     first_size: int,
     tile_size: int,
     max_columns: int,
@@ -128,7 +128,7 @@ def fill_batches(
     """Puts each tile into the first batch that has columns for it, behind its predecessor's.
 
     Args:
-        parts: Of different slots.
+        chunks: Of different slots.
         first_size: Positions of a prompt's first tile.
         tile_size: Positions of each other tile.
         max_columns: Columns of a batch at most.
@@ -136,8 +136,8 @@ def fill_batches(
     """
     batches: list[Batch] = []
     earliest: dict[int, int] = {}  # the first batch for the next tile of a slot
-    # In rounds: the first tiles of all parts, then the second ones, and so on.
-    rounds = zip_longest(*[_tiles(part, first_size, tile_size) for part in parts])
+    # In rounds: the first tiles of all chunks, then the second ones, and so on.
+    rounds = zip_longest(*[_tiles(chunk, first_size, tile_size) for chunk in chunks])
     for tile in filter(None, chain.from_iterable(rounds)):
         i = earliest.get(tile.slot, 0)
         while i < len(batches) and batches[i].num_columns + tile.end - tile.begin > max_columns:

@@ -19,7 +19,7 @@ PendingCodes = Sequence[NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """The start of a stream, or a later part of its prompt.
+    """The start of a stream, or a later chunk of its prompt.
 
     Attributes:
         slot: A free slot, or the one in which the prompt's earlier positions are.
@@ -213,15 +213,15 @@ class Backend(Protocol):
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:
-        """Runs prompts, or parts of them, in the order of the requests.
+        """Runs prompts, or chunks of them, in the order of the requests.
 
         A stream starts when its whole prompt is in place. Its codes depend neither on other streams
-        and earlier prompts, nor on the parts in which its prompt was run: the backend divides a
+        and earlier prompts, nor on the chunks in which its prompt was run: the backend divides a
         prompt at positions of its own choice.
 
         Args:
             requests: At most one per slot.
-            budget: Positions to run at most, except that the first request gets at least one part.
+            budget: Positions to run at most, except that the first request gets at least one chunk.
                 None runs all.
 
         Raises:

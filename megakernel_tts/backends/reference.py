@@ -43,7 +43,7 @@ from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model, Projection
 from megakernel_tts.sampling import Sampling
 
-_PART_SIZE = 128  # positions of a prompt that are run together, from its first or first own one
+_CHUNK_SIZE = 128  # positions of a prompt that are run together, from its first or first own one
 
 
 @dataclass(kw_only=True)
@@ -136,7 +136,7 @@ class Reference:
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:
-        """Runs the prompts one by one, in parts of fixed positions; see `Backend.prefill`."""
+        """Runs the prompts one by one, in chunks of fixed positions; see `Backend.prefill`."""
         for request in requests:
             request.check(self.max_positions)
         in_place: list[int] = []
@@ -144,7 +144,7 @@ class Reference:
         for request in requests:
             position = self._copy_prefix(request)
             while position < len(request.prompt) and (budget is None or num_run < max(budget, 1)):
-                end = self._run_part(request, position)
+                end = self._run_chunk(request, position)
                 num_run += end - position
                 position = end
             in_place.append(position)
@@ -162,12 +162,12 @@ class Reference:
             view.copy_(copy)
         return num_common
 
-    def _run_part(self, request: PrefillRequest, begin: int) -> int:
-        """Runs the part of a prompt that begins at a position; returns the position after it."""
+    def _run_chunk(self, request: PrefillRequest, begin: int) -> int:
+        """Runs the prefill chunk that begins at a position; returns the position after it."""
         slot, num_common, length = request.slot, request.num_common, len(request.prompt)
-        end = min(begin + _PART_SIZE, num_common if begin < num_common else length)
-        part = request.prompt[None, begin:end].to(self._device)
-        hidden = self._run_talker([slot], part, [begin])[0, -1]
+        end = min(begin + _CHUNK_SIZE, num_common if begin < num_common else length)
+        chunk = request.prompt[None, begin:end].to(self._device)
+        hidden = self._run_talker([slot], chunk, [begin])[0, -1]
         if end == num_common:
             self._prefixes.put(request.prefix_key(end), self._cache.views(slot, end))
         if end == length:

@@ -12,7 +12,7 @@ from megakernel_tts.bench.event_loop import frozen_heap
 from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.bench.timing import BenchmarkRequest
 
-UTTERANCE_FRAMES = 50  # 4 s
+_MAX_FRAMES = 50  # 4 s
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def measure_arrivals(
         rate: Requests per second.
         duration_s: Seconds in which requests arrive; at least one does.
     """
-    sampling = replace(request.sampling, max_frames=UTTERANCE_FRAMES)
+    sampling = replace(request.sampling, max_frames=_MAX_FRAMES)
     run = _Run(tts, replace(request, sampling=sampling))
     start_s = perf_counter()
     with frozen_heap():

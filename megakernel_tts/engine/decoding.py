@@ -155,7 +155,7 @@ class DecodePipeline:
     def decode(self, due: Sequence[Stream]) -> None:
         """Delivers the batch in flight, if any, and begins a batch of the chunks that are due.
 
-        If that fails, each chunk is decoded alone to find the stream at fault.
+        If that fails, each chunk is decoded solo to find the stream at fault.
 
         Args:
             due: Streams with a chunk that is due. If there is none, nothing is done.

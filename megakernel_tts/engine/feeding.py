@@ -40,7 +40,7 @@ class TextFeeder:
         stream.set_prompt(prompt)
 
     def prefill(self, streams: Sequence[Stream], budget: int) -> int:
-        """Runs prompts of streams that have slots, or parts of them; one launch serves all.
+        """Runs prompts of streams that have slots, or chunks of them; one launch serves all.
 
         Args:
             streams: Streams whose prompts are being run.

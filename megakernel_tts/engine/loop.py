@@ -2,7 +2,7 @@
 
 One thread owns the backend, the vocoder and the state of every stream. An iteration delivers, ends
 finished segments, swaps out a stream whose slot another one needs, feeds text, assigns slots to
-waiting streams and runs a limited part of their prompts. It then chooses the size of each stream's
+waiting streams and runs prefill chunks within a budget. It then chooses the size of each stream's
 next chunk, steps the streams that can move until their chunks are due or a playback deadline is
 near (`deadlines`), and starts to decode the chunks that are due. Streams join and leave between
 steps. A new session, a cancellation, or text for a stream that lacks it ends the step with the
@@ -335,7 +335,7 @@ class Loop:
         self._feeder.feed(stream)
 
     def _prefill(self, beginning: Sequence[Stream], budget: int) -> None:
-        """Runs prompts together; if that fails, each alone, to find the stream at fault."""
+        """Runs prompts together; if that fails, each solo, to find the stream at fault."""
         if not beginning:
             return
         if self._backend.blocking:
@@ -355,7 +355,7 @@ class Loop:
                 self._isolate(stream, partial(self._feeder.begin_segment, now_s=now_s))
 
     def _step(self, moving: Sequence[Stream], num_frames: int) -> int:
-        """Makes frames for streams; if that fails, one for each alone, to find the one at fault.
+        """Makes frames for streams; if that fails, one for each solo, to find the one at fault.
 
         Returns:
             The number of frames of the stream that made the most.

@@ -10,8 +10,8 @@ memory, and later swapped in where it stopped.
 Slots may share memory (`Backend.reserve`). A stream gets a slot only if memory is left for every
 other stream to grow; those behind it in the queue wait as well. If a stream that speaks lacks
 memory for its next frame all the same, another is swapped out: of the lowest priority, a stalled
-one or else the one whose audio lasts longest. It returns before streams that have not begun. One
-stream alone has enough memory for all of its positions, so that none waits for ever.
+one or else the one whose audio lasts longest. It returns before streams that have not begun. A
+solo stream has enough memory for all of its positions, so that none waits for ever.
 """
 
 import threading
@@ -34,7 +34,7 @@ class SchedulingPolicy:
             launched if no prompts are built yet: the device runs it while the others are built.
         prefill_budget_positions: Positions of an iteration's prefills, without those in the prefix
             cache. Streams that speak already wait for no more, and for fewer if one of them would
-            miss its deadline. A longer prompt is run in parts. On an H200 128 take 6 ms (0.6B) or
+            miss its deadline. A longer prompt is run in chunks. On an H200 128 take 6 ms (0.6B) or
             10 ms (1.7B).
         join_window_s: How long, after the first prefill, streams that begin wait for sessions that
             are being opened.

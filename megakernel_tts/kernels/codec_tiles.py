@@ -323,8 +323,8 @@ def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms:
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
     products = tile.rows * tile.columns * (4.2e-4 + 1.6e-5 * tile.planes * num_steps)
     loads = 7e-3 * num_steps * (tile.row_groups * tile.planes + tile.column_groups)
-    alone = 1.07 if tile.blocks_per_sm == 1 else 1.0
-    return alone * num_waves * (7.0 + tile.blocks_per_sm * (products + loads))
+    solo_factor = 1.07 if tile.blocks_per_sm == 1 else 1.0
+    return solo_factor * num_waves * (7.0 + tile.blocks_per_sm * (products + loads))
 
 
 def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:

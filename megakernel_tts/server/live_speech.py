@@ -103,9 +103,9 @@ class LiveSpeech(Generic[L]):
         self._stream: SpeechStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._pause: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._flush_report: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._ending: asyncio.Task[None] | None = None  # after the idle time
+        self._idle_end: asyncio.Task[None] | None = None  # after the idle time
         self._text = ""
         self._num_pushed = 0  # characters of `_text` in the stream
         self._flushes: deque[tuple[int, int]] = deque()  # number and words before each flush
@@ -126,7 +126,7 @@ class LiveSpeech(Generic[L]):
             self._idle.cancel()
 
     def _end_idle(self) -> None:
-        self._ending = asyncio.create_task(self.end())
+        self._idle_end = asyncio.create_task(self.end())
 
     async def add(self, text: str, *, whole_sentences: bool = False) -> None:
         """Adds text, which is spoken as far as it suffices: call a `flush` or `end` after it.
@@ -175,7 +175,7 @@ class LiveSpeech(Generic[L]):
         self._flushes.append((self._num_flushes, self._num_flushed_words))
         if self._stream is not None:
             self._stream.flush()
-            self._watch_flushes()
+            self._schedule_flush_report()
 
     def flush_when_paused(self, max_pause_s: float = MAX_PAUSE_S) -> None:
         """Has the text so far spoken to its end if no more follows; this is not reported.
@@ -243,12 +243,12 @@ class LiveSpeech(Generic[L]):
             await self._report_flushes()  # the audio of the text before them has been sent
             self._num_words += len(chunk.words)
         await self.listener.send_chunk(chunk)
-        self._watch_flushes()
+        self._schedule_flush_report()
 
-    def _watch_flushes(self) -> None:
+    def _schedule_flush_report(self) -> None:
         """Reports flushes at the end of playback: later text may begin much later, or never."""
-        if self._flushes and (self._watch is None or self._watch.done()):
-            self._watch = asyncio.create_task(self._report_played())
+        if self._flushes and (self._flush_report is None or self._flush_report.done()):
+            self._flush_report = asyncio.create_task(self._report_played())
 
     async def _report_played(self) -> None:
         assert self._stream is not None
@@ -265,7 +265,7 @@ class LiveSpeech(Generic[L]):
             return
         self._closed = True
         self._stop_idle_time()
-        for task in (self._pause, self._watch):
+        for task in (self._pause, self._flush_report):
             if task is not None:
                 task.cancel()
         self._on_close()

@@ -242,11 +242,11 @@ class SpeechStreams:
         stream.report.caller.account.close_stream()
         self._changed.set()
 
-    def release_after(self, ending: Awaitable[None], stream: SpeechStream) -> None:
-        """Removes a stream once `ending` returns; called by the stream."""
+    def release_after(self, completion: Awaitable[None], stream: SpeechStream) -> None:
+        """Removes a stream once `completion` returns; called by the stream."""
 
         async def wait() -> None:
-            await ending
+            await completion
             self.release(stream)
 
         task = asyncio.get_running_loop().create_task(wait())

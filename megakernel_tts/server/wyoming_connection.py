@@ -50,7 +50,7 @@ class WyomingConnection:
         self._streams = streams
         self._caller = Caller("wyoming", new_request_id(), Account())  # the protocol has no keys
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MAX_EVENTS)
-        self._live: LiveSpeech[_Utterance] | None = None
+        self._live: LiveSpeech[_SpeechListener] | None = None
         self._failure: asyncio.Future[RequestError | None]
         self._failure = asyncio.get_running_loop().create_future()
 
@@ -123,14 +123,14 @@ class WyomingConnection:
 
     async def _speak(self, data: Mapping[str, Any]) -> None:
         """Speaks a whole text."""
-        utterance = _Utterance(self)
+        listener = _SpeechListener(self)
         request = _request(data, self._streams, text_field(data, "text"))
         stream = await self._streams.open(request, self._caller)
         try:
-            await stream.deliver(utterance.send_chunk)
+            await stream.deliver(listener.send_chunk)
         finally:
             stream.close()
-        await utterance.send_stop()
+        await listener.send_stop()
 
     def _start(self, data: Mapping[str, Any]) -> None:
         """Begins a text that arrives in portions."""
@@ -140,12 +140,12 @@ class WyomingConnection:
             self._streams,
             _request(data, self._streams, None),
             self._caller,
-            _Utterance(self),
+            _SpeechListener(self),
             on_close=lambda: None,
             on_slow_client=lambda: self.fail(None),
         )
 
-    async def _continue(self, live: "LiveSpeech[_Utterance]", event: Event) -> None:
+    async def _continue(self, live: "LiveSpeech[_SpeechListener]", event: Event) -> None:
         """Handles an event within such a text, in which the whole text may be repeated."""
         if SynthesizeChunk.is_type(event.type):
             await live.add(get_field(event.data, "text", str, ""))
@@ -172,7 +172,7 @@ class WyomingConnection:
             self._failure.set_result(error)
 
 
-class _Utterance:
+class _SpeechListener:
     """The events of one speech; see `Listener`.
 
     Attributes:

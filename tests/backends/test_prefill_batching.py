@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megakernel_tts.backends.prefill_batching import (
-    PromptPart,
+    PromptRange,
+    chunk_end,
     fill_batches,
     num_tiled_positions,
     pack_batches,
     pack_wide_batches,
-    part_end,
 )
 from megakernel_tts.kernels.structs import PrefillBatch, WidePrefillBatch
 from tests.emulator import MAX_PREFILL_COLUMNS as TILE_SIZE
@@ -38,15 +38,17 @@ def prompt_ends(batch: PrefillBatch | WidePrefillBatch) -> set[int]:
 def test_every_tile_is_packed_whole_and_in_order(
     lengths: list[tuple[int, int]], max_columns: int
 ) -> None:
-    parts = [
-        PromptPart(slot, 1000.0 * slot + torch.arange(length)[:, None], tile_begin(num_run), length)
+    chunks = [
+        PromptRange(
+            slot, 1000.0 * slot + torch.arange(length)[:, None], tile_begin(num_run), length
+        )
         for slot, (length, num_run) in enumerate(lengths)
         if tile_begin(num_run) < length
     ]
-    if not parts:
+    if not chunks:
         return
     wide = max_columns > TILE_SIZE
-    filled = fill_batches(parts, FIRST_SIZE, TILE_SIZE, max_columns, wide=wide)
+    filled = fill_batches(chunks, FIRST_SIZE, TILE_SIZE, max_columns, wide=wide)
     batches = pack_wide_batches(filled) if wide else pack_batches(filled)
     tiles = [tile for batch in filled for tile in batch.tiles]
     vectors = torch.cat([tile.prompt[tile.begin : tile.end] for tile in tiles])
@@ -72,16 +74,16 @@ def test_every_tile_is_packed_whole_and_in_order(
             packed[slot].append(position)
         row += num_columns
     assert row == len(vectors)
-    assert packed == {s.slot: list(range(s.begin, s.end)) for s in parts}
+    assert packed == {s.slot: list(range(s.begin, s.end)) for s in chunks}
 
 
-def test_short_parts_share_a_batch() -> None:
+def test_short_chunks_share_a_batch() -> None:
     """Eight prompts of ten positions, eight of which were run before: one batch, not eight."""
     prompt = torch.zeros(10, 1)
     num_batches = [
-        len(fill_batches(parts, FIRST_SIZE, TILE_SIZE, max_columns, wide=max_columns > TILE_SIZE))
+        len(fill_batches(chunks, FIRST_SIZE, TILE_SIZE, max_columns, wide=max_columns > TILE_SIZE))
         for begin in (0, 8)
-        for parts in [[PromptPart(slot, prompt, begin, 10) for slot in range(8)]]
+        for chunks in [[PromptRange(slot, prompt, begin, 10) for slot in range(8)]]
         for max_columns in (16, 64)
     ]
     assert (FIRST_SIZE, TILE_SIZE) == (8, 16)
@@ -94,7 +96,7 @@ def test_tiles_of_a_prompt_share_wide_batches_only() -> None:
         [
             batch.num_columns
             for batch in fill_batches(
-                [PromptPart(0, torch.zeros(length, 1), 0, length)], 8, 16, max_columns, wide=wide
+                [PromptRange(0, torch.zeros(length, 1), 0, length)], 8, 16, max_columns, wide=wide
             )
         ]
         for length in (35, 70)
@@ -111,9 +113,9 @@ def test_no_further_whole_tile_fits(num_positions: int) -> None:
 
 
 @given(st.integers(0, 5), st.integers(1, 100), st.integers(0, 120))
-def test_a_part_ends_at_a_tile_and_within_the_budget(tile: int, count: int, budget: int) -> None:
+def test_a_chunk_ends_at_a_tile_and_within_the_budget(tile: int, count: int, budget: int) -> None:
     begin = tile_begin(tile)
-    end = part_end(begin, begin + count, budget, FIRST_SIZE, TILE_SIZE)
+    end = chunk_end(begin, begin + count, budget, FIRST_SIZE, TILE_SIZE)
     tile_ends = {tile_begin(i) for i in range(20)} | {begin + count}
     assert begin < end <= begin + count and end in tile_ends
     assert end - begin <= budget or end == min(tile_begin(tile + 1), begin + count)

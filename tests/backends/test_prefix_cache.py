@@ -287,12 +287,12 @@ def test_a_prefix_that_could_not_be_cached_is_run_again(
         b.kernel.prefill([PrefillRequest(0, prompt, SAMPLINGS[0], 0, len(prompt) - 1)])
         return b.kernel._buffers.prompt_hidden[0].clone()
 
-    def no_room(*_: object) -> None:
+    def out_of_memory(*_: object) -> None:
         raise MemoryError
 
     expected = begin(b.prompt)
     with monkeypatch.context() as full:
-        full.setattr(b.kernel._prefixes, "put", no_room)
+        full.setattr(b.kernel._prefixes, "put", out_of_memory)
         with pytest.raises(MemoryError):
             begin(b.prompt.flip(0))
     assert torch.equal(begin(b.prompt), expected)

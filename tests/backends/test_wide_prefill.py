@@ -97,7 +97,7 @@ def test_wide_batches_of_prompts_have_the_bits_of_narrow_ones(
 def test_wide_batches_of_prompts_of_several_spans_have_the_bits_of_narrow_ones(
     make_wide_rig: MakeWideRig,
 ) -> None:
-    """Later parts of prompts begin before, at, and behind edges of spans; each has three tiles."""
+    """Later chunks of prompts begin before, at, and behind edges of spans; each has three tiles."""
     rig = make_wide_rig("0b6", 64, _TWO_LAYERS)
     begins = (0, 120, 136, 264)  # the first positions of tiles
     requests = [

@@ -28,6 +28,7 @@ from megakernel_tts.bench.timing import (
 from megakernel_tts.bench.torch_graph import torch_frame
 from megakernel_tts.cli.main import main
 from megakernel_tts.loader import LoadedModel
+from megakernel_tts.model.random_checkpoint import write_checkpoint
 from tests.bench.options import QUICK
 
 
@@ -331,7 +332,6 @@ def test_speech_of_random_weights_is_limited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With a small checkpoint instead of one of a released size."""
-    from megakernel_tts.model.random_checkpoint import write_checkpoint
 
     def small(folder: Path, size: str, device: object) -> None:
         assert size == "1.7B"

@@ -41,7 +41,9 @@ def test_engines_are_measured_and_one_is_killed(
     capsys: pytest.CaptureFixture[str],
     gpus: list[int],
 ) -> None:
-    monkeypatch.setattr(scaling, "find_largest_rate", lambda holds, known: 4.0 if holds(9) else 2.0)
+    monkeypatch.setattr(
+        scaling, "find_largest_rate", lambda holds, measured: 4.0 if holds(9) else 2.0
+    )
     monkeypatch.setattr(scaling, "_WARM_UP_S", 0.1)
     monkeypatch.setattr(scaling, "_FIELDS", {**scaling._FIELDS, "max_new_tokens": FRAMES})
     file = tmp_path / "scaling.json"

@@ -9,6 +9,7 @@ import pytest
 from bench import service
 from bench.service import CpuMeter, serve_command, serve_engines
 from megakernel_tts.cli.main import _parser
+from tests.fakes import TIMEOUT_S
 
 
 class ThisProcess:
@@ -39,14 +40,13 @@ def test_the_cores_of_processes_and_threads_are_measured(monkeypatch: pytest.Mon
     thread = threading.Thread(target=burn, args=(0.2,))
     thread.start()
     burn(0.5)
-    ended = threading.Event()
+    computed, ended = threading.Event(), threading.Event()
     waiting = threading.Thread(target=ended.wait)  # a thread without work, and one that lives
     waiting.start()
-    busy = threading.Thread(target=lambda: (burn(0.2), ended.wait()))
+    busy = threading.Thread(target=lambda: (burn(0.2), computed.set(), ended.wait()))
     busy.start()
     thread.join()
-    while busy.native_id is None or thread_cpu_s(busy.native_id) < 0.19:
-        time.sleep(0.01)
+    assert computed.wait(TIMEOUT_S)
     cores = meter.read()
     ended.set()
     assert 0.85 < cores.front and cores.engines[0] == pytest.approx(cores.front, abs=0.1)
@@ -54,11 +54,6 @@ def test_the_cores_of_processes_and_threads_are_measured(monkeypatch: pytest.Mon
     assert cores.front_and_engine_threads == pytest.approx(
         cores.front + cores.engine_threads[0], abs=0.01
     )
-
-
-def thread_cpu_s(number: int) -> float:
-    (thread,) = (each for each in psutil.Process().threads() if each.id == number)
-    return thread.user_time + thread.system_time
 
 
 def test_a_command_that_fails_is_reported_with_its_log() -> None:

@@ -16,6 +16,7 @@ import pytest
 import soundfile
 
 import megakernel_tts
+from megakernel_tts import TTS
 from megakernel_tts.cli.main import main
 from megakernel_tts.engine import guard
 from tests.comparison import assert_same_speech
@@ -78,8 +79,6 @@ def test_speed_and_pronunciations_reach_the_engine(
     short_speech: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of whole and of live text."""
-    from megakernel_tts import TTS
-
     opened: list[dict[str, object]] = []
     for name in ("open", "stream"):
         function = getattr(TTS, name)

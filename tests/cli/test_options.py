@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megakernel_tts import TTS
 from megakernel_tts.cli.main import main
 
 EMPTY = {
@@ -32,8 +33,6 @@ def test_empty_option_is_refused(
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails a test that loads a model."""
-    from megakernel_tts import TTS
-
     monkeypatch.setattr(TTS, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     load = "megakernel_tts.calibration.calibrate.load_checkpoint"
     monkeypatch.setattr(load, lambda *_: pytest.fail("a model was loaded"))

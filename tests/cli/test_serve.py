@@ -20,7 +20,7 @@ from wyoming.tts import Synthesize
 
 from megakernel_tts.cli.main import main
 from megakernel_tts.cli.serve import _allowed_hosts, _host_name, _wyoming_address
-from megakernel_tts.server.serving import is_loopback
+from megakernel_tts.server.serving import bind, is_loopback
 from tests.fakes import TIMEOUT_S
 from tests.server.running import is_stopping, wait_until
 
@@ -329,8 +329,6 @@ def test_other_ports_are_refused(capsys: pytest.CaptureFixture[str], option: str
 
 
 def test_an_address_in_use_has_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    from megakernel_tts.server.serving import bind
-
     with bind("127.0.0.1", 0) as listener:
         assert main(["serve", "--port", str(listener.getsockname()[1])]) == 1
     assert "in use" in capsys.readouterr().err

@@ -104,11 +104,11 @@ using Row = float __attribute__((vector_size(32)));
 
 struct Bf16Numbers {
   static Row unpack(const uint16_t* numbers) {
-    using Halves = uint16_t __attribute__((vector_size(16)));
-    using Words = uint32_t __attribute__((vector_size(32)));
-    Halves halves;
-    memcpy(&halves, numbers, sizeof halves);
-    return reinterpret_cast<Row>(__builtin_convertvector(halves, Words) << 16);
+    using Uint16x8 = uint16_t __attribute__((vector_size(16)));
+    using Uint32x8 = uint32_t __attribute__((vector_size(32)));
+    Uint16x8 packed;
+    memcpy(&packed, numbers, sizeof packed);
+    return reinterpret_cast<Row>(__builtin_convertvector(packed, Uint32x8) << 16);
   }
   static void add(Row& sums, float x, const Row& even, float y, const Row& odd) {
     sums += x * even;
@@ -117,10 +117,10 @@ struct Bf16Numbers {
 };
 struct F16Numbers {
   static Row unpack(const uint16_t* numbers) {
-    using Halves = int16_t __attribute__((vector_size(16)));
-    Halves halves;
-    memcpy(&halves, numbers, sizeof halves);
-    return __builtin_ia32_vcvtph2ps256(halves);  // __builtin_convertvector takes them one by one
+    using Int16x8 = int16_t __attribute__((vector_size(16)));
+    Int16x8 packed;
+    memcpy(&packed, numbers, sizeof packed);
+    return __builtin_ia32_vcvtph2ps256(packed);  // __builtin_convertvector takes them one by one
   }
   static void add(Row& sums, float x, const Row& even, float y, const Row& odd) {
     sums += x * even + y * odd;

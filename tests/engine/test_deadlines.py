@@ -85,18 +85,18 @@ class Run:
             self.spoken.append(Spoken(seed, self._device.clock.now_s, session, chunks))
 
     def check_codes(self) -> None:
-        """Checks that each stream has the codes of a stream alone, and all of its frames."""
+        """Checks that each stream has the codes of a solo stream, and all of its frames."""
         for spoken, (chunks, finish) in zip(self.spoken, self.delivered, strict=True):
             assert finish.reason == "length"
             np.testing.assert_array_equal(codes(chunks), scripted(spoken.seed, finish.frames))
 
     def longest_gap_s(self, delay_s: float = 0.0) -> float:
-        """The longest gap if each chunk but the first reaches its listener so much later."""
+        """The longest gap if each chunk but the first reaches its caller so much later."""
 
-        def heard(chunks: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+        def received(chunks: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
             return [*chunks[:1], *((time_s + delay_s, count) for time_s, count in chunks[1:])]
 
-        return max(max(gaps(heard(spoken.chunks))) for spoken in self.spoken)
+        return max(max(gaps(received(spoken.chunks))) for spoken in self.spoken)
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +112,7 @@ def test_no_stream_misses_a_deadline_while_the_device_has_capacity(
     max_streams = data.draw(st.integers(1, num_slots), "columns")
     num_launches = -(-num_slots // max_streams)
     delay_s = data.draw(st.sampled_from([0.0, DELIVERY_S]), "delay of the delivery")
-    # Of the time in which a frame is played: all streams' frames, each decoded alone.
+    # Of the time in which a frame is played: all streams' frames, each decoded solo.
     load_share = data.draw(st.floats(0.05, 0.4 - delay_s / FRAME_S), "load")
     codec_share = data.draw(st.floats(0.0, 0.5), "codec")
     frame_s = load_share * (1 - codec_share) * FRAME_S / num_launches
@@ -150,7 +150,7 @@ def test_no_stream_misses_a_deadline_while_the_device_has_capacity(
 def test_streams_are_in_time_before_the_time_of_a_frame_is_known(
     load: Callable[..., LoadedModel],
 ) -> None:
-    """The first iterations run a prompt each, so that no frame was measured alone."""
+    """The first iterations run a prompt each, so that no frame was measured solo."""
     device = Device(0.0125, stream_s=0.00625, position_s=0.00025)
     run = Run(load(), device, [Arrival(0.0, 3), Arrival(0.012, 3)], num_slots=2)
     assert run.backend.prefill_positions[1:], "the second prompt was run with the first"
@@ -182,18 +182,18 @@ def test_without_deadlines_the_burst_would_delay_a_stream(
     assert run.longest_gap_s() > 0.0
 
 
-@pytest.mark.parametrize(("delivery_s", "is_heard_in_time"), [(0.0, False), (DELIVERY_S, True)])
+@pytest.mark.parametrize(("delivery_s", "is_in_time"), [(0.0, False), (DELIVERY_S, True)])
 def test_the_burst_leaves_time_for_the_delivery(
-    load: Callable[..., LoadedModel], delivery_s: float, is_heard_in_time: bool
+    load: Callable[..., LoadedModel], delivery_s: float, is_in_time: bool
 ) -> None:
     """Also where two iterations take less than it."""
     run = burst(load(), Device(0.0004, position_s=0.0008), delivery_s=delivery_s)
     assert run.longest_gap_s() == 0.0
-    assert (run.longest_gap_s(DELIVERY_S) == 0.0) == is_heard_in_time
+    assert (run.longest_gap_s(DELIVERY_S) == 0.0) == is_in_time
 
 
 @pytest.mark.parametrize("real_time_factor", [0.02, 0.3])
-def test_time_for_the_delivery_changes_no_chunk_of_a_stream_alone(
+def test_time_for_the_delivery_changes_no_chunk_of_a_solo_stream(
     load: Callable[..., LoadedModel], real_time_factor: float
 ) -> None:
     """Neither its frames nor its time: on such a device no deadline is near."""
@@ -206,8 +206,8 @@ def test_time_for_the_delivery_changes_no_chunk_of_a_stream_alone(
     assert chunks[0] == chunks[1]
 
 
-def test_a_prompt_longer_than_the_budget_is_run_in_parts(load: Callable[..., LoadedModel]) -> None:
-    """Streams that speak get a frame between two parts."""
+def test_a_prompt_longer_than_the_budget_is_run_in_chunks(load: Callable[..., LoadedModel]) -> None:
+    """Streams that speak get a frame between two chunks."""
     run = burst(load(), prefill_budget_positions=4)
     run.check_codes()
     assert max(run.backend.prefill_positions) <= 4 < max(run.backend.prompt_lengths) - 9

@@ -217,10 +217,10 @@ def test_a_stream_that_reaches_its_limit_does_not_shorten_a_step(loud_rig: Rig) 
 
 def test_a_stream_that_has_ended_finishes_beside_the_next_step(loud_rig: Rig) -> None:
     loud_rig.backend.endless = True
-    ending, speaking = begin_together(loud_rig, [8, 400])
-    assert isinstance(next(iter(ending)), AudioChunk)
+    ended, speaking = begin_together(loud_rig, [8, 400])
+    assert isinstance(next(iter(ended)), AudioChunk)
     loud_rig.hold()
-    assert drain(ending)[1] == Finish("length", 8)  # while a step of the other is under way
+    assert drain(ended)[1] == Finish("length", 8)  # while a step of the other is under way
     loud_rig.resume()
     speaking.cancel()
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.backends.prefill_batching import PromptPart, fill_batches, pack_batches
+from megakernel_tts.backends.prefill_batching import PromptRange, fill_batches, pack_batches
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import PrefillBatch
 
@@ -45,7 +45,7 @@ def test_a_launch_ends_only_where_its_kernel_changes_or_spans_decrease(
     kernels: DecodeKernels, prompts: list[tuple[int, int]]
 ) -> None:
     parts = [
-        PromptPart(slot, torch.zeros(begin + length, 1), begin, begin + length)
+        PromptRange(slot, torch.zeros(begin + length, 1), begin, begin + length)
         for slot, (tiles, length) in enumerate(prompts)
         for begin in [_MAX_STREAMS + (tiles - 1) * _MAX_COLUMNS if tiles else 0]
     ]

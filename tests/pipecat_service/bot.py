@@ -82,7 +82,7 @@ class ScriptedLLM(LLMService):
         replies: Sequence[Reply],
         word_interval_s: float,
         tokenize: Callable[[str], list[str]],
-        on_change: Callable[[], None] = lambda: None,
+        on_token: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepares replies.
 
@@ -90,7 +90,7 @@ class ScriptedLLM(LLMService):
             replies: In order.
             word_interval_s: Seconds per word, divided among the tokens.
             tokenize: Divides a text into tokens.
-            on_change: Is called after each token.
+            on_token: Called after each token.
         """
         super().__init__(
             settings=LLMSettings(
@@ -111,7 +111,7 @@ class ScriptedLLM(LLMService):
         self.times_s: list[float] = []
         self._word_interval_s = word_interval_s
         self._tokenize = tokenize
-        self._on_change = on_change
+        self._on_token = on_token
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -135,7 +135,7 @@ class ScriptedLLM(LLMService):
                 await asyncio.sleep(self._word_interval_s * len(part.split()) / len(tokens))
                 self.times_s.append(asyncio.get_running_loop().time())
                 await self.push_frame(LLMTextFrame(token))
-                self._on_change()
+                self._on_token()
         await self.push_frame(LLMFullResponseEndFrame())
 
 

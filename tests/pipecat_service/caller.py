@@ -116,7 +116,7 @@ class Caller:
         self.errors: list[ErrorFrame] = []
         self.context = LLMContext()
         self._changed = asyncio.Event()
-        self._results, self._turns = Recorder(self._changed.set), Recorder(self._changed.set)
+        self._results, self._user_turns = Recorder(self._changed.set), Recorder(self._changed.set)
         stop = TurnAnalyzerUserTurnStopStrategy(turn_analyzer=ScriptedTurns(turns))
         pair = LLMContextAggregatorPair(
             self.context,
@@ -126,7 +126,7 @@ class Caller:
             ),
         )
         self.worker = PipelineWorker(
-            Pipeline([self.stt, self._results, pair.user(), self._turns]),
+            Pipeline([self.stt, self._results, pair.user(), self._user_turns]),
             params=PipelineParams(
                 audio_in_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True
             ),
@@ -160,7 +160,7 @@ class Caller:
     def times_of(self, kind: type) -> list[float]:
         """Times in seconds of frames that pass the recognised results, or those of turns."""
         vad = VADUserStartedSpeakingFrame | VADUserStoppedSpeakingFrame | UserStoppedSpeakingFrame
-        recorder = self._turns if issubclass(kind, vad) else self._results
+        recorder = self._user_turns if issubclass(kind, vad) else self._results
         return [at for at, frame in recorder.frames if isinstance(frame, kind)]
 
     def frames_of(self, kind: type) -> list:

@@ -304,13 +304,20 @@ def test_a_short_stall_does_not_divide_speech(scarce: TTS) -> None:
 
 
 @pytest.mark.contract
-def test_an_interruption_discards_held_words(scarce: TTS) -> None:
+def test_an_interruption_discards_held_words(scarce: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     bot = Bot(scarce, ["Let", 60.0, " me."], word_interval_s=0.02, tokenize=leading_spaces)
+    is_held, notify = asyncio.Event(), bot.tts._pause_timer.notify
+
+    def report_held_word() -> None:
+        notify()
+        if bot.tts._words.holds_words:
+            is_held.set()
+
+    monkeypatch.setattr(bot.tts._pause_timer, "notify", report_held_word)
 
     async def drive(bot: Bot) -> None:
         await bot.request_reply()
-        await bot.wait_until(lambda: bool(bot.llm.times_s))
-        await asyncio.sleep(0.1)  # the service has the word, and does not speak it yet
+        await is_held.wait()
         await bot.interrupt(settle_s=2.0)
 
     run_conversations([bot], drive)

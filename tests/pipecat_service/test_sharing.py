@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +19,13 @@ from pipecat.frames.frames import (
 from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
+from bench.running_server import wait_until
 from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS, Sampling, Session, Voice
 from megakernel_tts.engine.delivery import Delivery
 from megakernel_tts.session import FinishReason
 from pipecat_service import MegakernelTTSService, SlotWaitMetricsData
+from pipecat_service.contexts import ContextState
 from tests.fakes import TIMEOUT_S
 from tests.pipecat_service.bot import Bot, run_conversations
 
@@ -157,14 +158,8 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
         await bot.wait_until(lambda: bool(bot.played_of(InterruptionFrame)))
         proceed.set()
         await opened.wait()
-        await asyncio.to_thread(wait_until_no_session)
-
-    def wait_until_no_session() -> None:
-        """The job's thread drops the session after the job has ended."""
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while own_engine._loaded.engine.num_sessions:
-            assert time.monotonic() < deadline_s, "the session was kept"
-            time.sleep(0.001)
+        # The job's thread drops the session after the job has ended.
+        await asyncio.to_thread(wait_until, lambda: not own_engine._loaded.engine.num_sessions)
 
     num_frames_before = own_engine._loaded.engine.backend.num_made  # type: ignore[attr-defined]
     run_conversations([bot], drive)
@@ -207,7 +202,8 @@ def test_the_waiting_time_of_a_turn_that_never_speaks_is_reported(
         await speak.wait()
         await bot.request_reply()
         await bot.wait_until(lambda: bool(bot.frames_of(TTSStartedFrame)))
-        await asyncio.to_thread(wait_until_it_waits)
+        (context,) = waiting.tts._contexts.values()
+        await asyncio.to_thread(wait_until, lambda: waits_for_a_slot(context))
         if end == "interruption":
             await bot.interrupt()
         elif end == "failure":
@@ -218,12 +214,8 @@ def test_the_waiting_time_of_a_turn_that_never_speaks_is_reported(
             await asyncio.sleep(0.3)
         wait.set()
 
-    def wait_until_it_waits() -> None:
-        (context,) = waiting.tts._contexts.values()
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not (context.speech and context.speech.session.slot_wait_s):
-            assert time.monotonic() < deadline_s, "it does not wait for a slot"
-            time.sleep(0.001)
+    def waits_for_a_slot(context: ContextState) -> bool:
+        return bool(context.speech and context.speech.session.slot_wait_s)
 
     run_conversations(bots, drive)
     logger.remove(handler)

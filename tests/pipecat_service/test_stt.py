@@ -207,9 +207,11 @@ def test_muted_audio_is_silence(stt: STT) -> None:
     call = Caller(stt)
     run_calls([call], drive)
     (final,) = call.finals
-    heard = np.concatenate([silence(0.4), loud[:8_000], silence(0.5), loud[16_000:], silence(0.5)])
+    received = np.concatenate(
+        [silence(0.4), loud[:8_000], silence(0.5), loud[16_000:], silence(0.5)]
+    )
     assert final.text
-    assert ids(result(final)) == ids(whole(stt, heard[: round(result(final).seconds * RATE)]))
+    assert ids(result(final)) == ids(whole(stt, received[: round(result(final).seconds * RATE)]))
 
 
 @pytest.mark.contract

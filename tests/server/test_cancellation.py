@@ -26,7 +26,7 @@ Stop = Callable[[], None]
 Speak = Callable[[WyomingServer], AbstractContextManager[Stop]]
 
 
-class Gate:
+class StepLock:
     """Holds the engine at the start of a frame.
 
     Attributes:
@@ -37,20 +37,20 @@ class Gate:
         self.num_begun = 0
         self._num_made = 0
         self._step = backend.step
-        self._open = threading.Lock()
+        self._lock = threading.Lock()
 
     def step(self, *arguments: Any, **keywords: Any) -> Any:
         """Replaces the backend's."""
         self.num_begun += 1
-        with self._open:
+        with self._lock:
             frames = self._step(*arguments, **keywords)
             self._num_made += 1
         return frames
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Holds the next frame until the block ends."""
-        with self._open:
+        with self._lock:
             wait_until(lambda: self.num_begun > self._num_made)
             yield
 
@@ -152,7 +152,7 @@ def test_no_frame_follows_the_one_under_way(
     server: WyomingServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     backend: Any = server.tts._loaded.engine.backend
-    gate = Gate(backend)
+    lock = StepLock(backend)
     closed = set[SpeechStream]()
     close = SpeechStream.close
 
@@ -161,14 +161,14 @@ def test_no_frame_follows_the_one_under_way(
             closed.add(stream)
         close(stream)
 
-    monkeypatch.setattr(backend, "step", gate.step)
+    monkeypatch.setattr(backend, "step", lock.step)
     monkeypatch.setattr(SpeechStream, "close", recorded)
     speak, num_streams = WAYS[way]
     with speak(server) as stop:
         wait_until(lambda: server.metric("num_requests_running") == num_streams)
-        with gate.closed():
-            num_begun = gate.num_begun
+        with lock.held():
+            num_begun = lock.num_begun
             stop()
             wait_until(lambda: len(closed) == num_streams)
         wait_until(lambda: server.num_streams == 0)
-        assert gate.num_begun == num_begun
+        assert lock.num_begun == num_begun

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import yaml
 
+from megakernel_common.kernels.loader import cache_folder
 from megakernel_tts.cli.configuration import Setting
 from megakernel_tts.cli.console import UsageError
 from megakernel_tts.cli.main import _parser
@@ -100,8 +101,6 @@ def test_the_health_check_requests_a_path_of_the_server(server: RunningServer) -
 
 
 def test_kernels_are_cached_in_a_volume(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megakernel_common.kernels.loader import cache_folder
-
     monkeypatch.setenv("XDG_CACHE_HOME", image_environment()["XDG_CACHE_HOME"])
     volumes = json.loads(instruction("VOLUME"))
     assert any(cache_folder().is_relative_to(volume) for volume in volumes)

@@ -63,7 +63,7 @@ def test_a_mistake_has_its_traceback_once(log: pytest.LogCaptureFixture) -> None
     assert "ZeroDivisionError: of stream 0" in TextFormatter().format(record)
 
 
-def test_failures_are_told_apart(log: pytest.LogCaptureFixture) -> None:
+def test_different_failures_are_logged_separately(log: pytest.LogCaptureFixture) -> None:
     failures, opened_s = FailureLog(), time.monotonic()
     reasons = ["one", "other", "one", "other"]
     for reason in reasons:

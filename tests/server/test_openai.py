@@ -3,7 +3,7 @@ import base64
 import json
 import socket
 import struct
-import time
+import threading
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, NotFoundError, OpenAI
 
 from megakernel_tts import TTS
+from megakernel_tts.server.connections import BoundedHttpProtocol
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.voices import OPENAI_VOICES
 from megakernel_tts.session import FRAME_S
@@ -126,10 +127,25 @@ def test_a_client_that_does_not_read_neither_delays_others_nor_stays(
         wait_until(lambda: server.num_streams == 0)
 
 
-def test_little_audio_is_made_for_a_client_that_does_not_read(server: RunningServer) -> None:
+def test_little_audio_is_made_for_a_client_that_does_not_read(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel's own send buffer grows to a minute of it."""
     backend: Any = server.tts._loaded.engine.backend
-    num_before = backend.num_made
+    scheduler = server.tts._loaded.engine._loop.scheduler
+    num_before, is_full = backend.num_made, threading.Event()
+    pause, resume = BoundedHttpProtocol.pause_writing, BoundedHttpProtocol.resume_writing
+
+    def record_pause(protocol: BoundedHttpProtocol) -> None:
+        pause(protocol)
+        is_full.set()
+
+    def record_resumption(protocol: BoundedHttpProtocol) -> None:
+        is_full.clear()
+        resume(protocol)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "pause_writing", record_pause)
+    monkeypatch.setattr(BoundedHttpProtocol, "resume_writing", record_resumption)
     body = json.dumps({"input": TEXT * 1000, "response_format": "pcm"})
     head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     host, port = server.authority.split(":")
@@ -138,11 +154,8 @@ def test_little_audio_is_made_for_a_client_that_does_not_read(server: RunningSer
         idle.connect((host, int(port)))
         idle.sendall((head + body).encode())
         wait_until(lambda: backend.num_made > num_before)
-        num_made = -1
-        while num_made != backend.num_made:  # a frame takes 1 ms
-            num_made = backend.num_made
-            time.sleep(0.3)
-        assert 0 < FRAME_S * (num_made - num_before) < 15
+        wait_until(lambda: is_full.is_set() and all(s.stalled for s in scheduler.streams))
+        assert 0 < FRAME_S * (backend.num_made - num_before) < 15
     wait_until(lambda: server.num_streams == 0)
 
 

@@ -34,13 +34,13 @@ def test_words_are_spoken_while_they_are_typed(drive: Drive, server: RunningServ
         await page.wait_until(SPEAKING)  # although the turn goes on
         await page.type("a time, friend")  # and ends when nothing more is typed
         await page.wait_until(f"{STATE}.startsWith('Finished')")
-        heard = await pieces(page)
-        seconds = sum(len(piece.pcm) for piece in heard) / RATE
+        played = await pieces(page)
+        seconds = sum(len(piece.pcm) for piece in played) / RATE
         assert seconds > 1 and f"{seconds:.1f} s" in await page.run(STATE)
         assert_in_order(await shown_words(page), "Once upon a time, friend")
         assert await page.run("document.querySelector('mark').textContent") == ""
         assert int(await text_of(page, "#waterfall tr:nth-child(1) td:last-child")) >= 4
-        assert int(await text_of(page, "#waterfall tr:nth-child(3) td:last-child")) == len(heard)
+        assert int(await text_of(page, "#waterfall tr:nth-child(3) td:last-child")) == len(played)
         assert float((await text_of(page, "#first-chunk")).replace(",", "")) > 0
         assert server.num_streams == 0
         assert not page.errors
@@ -85,11 +85,11 @@ def test_pasted_text_is_played_without_gaps(drive: Drive, server: RunningServer)
         await page.insert("one two three four five six")
         await page.wait_until("window.level() > 0.05")
         await finish(page)
-        heard = await pieces(page)
-        for before, piece in pairwise(heard):
+        played = await pieces(page)
+        for before, piece in pairwise(played):
             if piece.scheduled_s < before.end_s:  # a busy machine may delay the others
                 assert piece.start_s == pytest.approx(before.end_s, abs=1e-6)
-        pcm = np.concatenate([piece.pcm for piece in heard])
+        pcm = np.concatenate([piece.pcm for piece in played])
         assert np.array_equal(pcm, server.speech("one two three four five six"))
         assert await level(page) < 0.01
         assert float(await text_of(page, "#real-time-factor")) > 0
@@ -108,14 +108,14 @@ def test_escape_interrupts_speech_and_stream(drive: Drive, server: RunningServer
         await until(lambda: server.num_streams == 0)
         assert server.metric('requests_success_total{finished_reason="abort"}') == aborted + 1
         await page.wait_until("window.level() === 0")
-        heard = await pieces(page)
-        assert heard[-1].stop_delay_s is not None and heard[-1].stop_delay_s <= 0.01
+        played = await pieces(page)
+        assert played[-1].stop_delay_s is not None and played[-1].stop_delay_s <= 0.01
         spoken, silent = await text_of(page, ".mirror span"), await text_of(page, ".mirror i")
         assert spoken + silent == LONG
         assert await page.run(STATE) == f"Interrupted after “{spoken.split()[-1]}”."
         await page.type("onward ")  # is the next turn
         await finish(page)
-        assert words_in_audio((await pieces(page))[len(heard)].pcm) == [0]
+        assert words_in_audio((await pieces(page))[len(played)].pcm) == [0]
         assert not page.errors
 
     drive(test)
@@ -148,9 +148,9 @@ def test_text_after_the_end_of_a_turn_waits_for_it(drive: Drive, server: Running
         await page.type(" second turn")
         await page.press("Enter", CONTROL)
         await page.wait_until(f"window.words.includes('second') && {STATE}.startsWith('Finished')")
-        heard = await pieces(page)
-        assert all(before.end_s <= piece.start_s + 1e-6 for before, piece in pairwise(heard))
-        assert all(piece.stop_delay_s is None for piece in heard)
+        played = await pieces(page)
+        assert all(before.end_s <= piece.start_s + 1e-6 for before, piece in pairwise(played))
+        assert all(piece.stop_delay_s is None for piece in played)
         await page.press("Enter", CONTROL)  # all of it once more, as one turn
         num_shown = len(await shown_words(page))
         await page.wait_until(f"window.words.length > {num_shown}")

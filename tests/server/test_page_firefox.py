@@ -30,8 +30,8 @@ async def speak(page: FirefoxPage, server: RunningServer) -> None:
     """The samples of the engine are played, and their words are marked meanwhile."""
     await page.insert(TEXT)
     await finish(page)
-    heard = await pieces(page)
-    assert np.array_equal(np.concatenate([piece.pcm for piece in heard]), server.speech(TEXT))
+    played = await pieces(page)
+    assert np.array_equal(np.concatenate([piece.pcm for piece in played]), server.speech(TEXT))
     assert_in_order(await shown_words(page), TEXT)
     assert float((await text_of(page, "#first-chunk")).replace(",", "")) > 0
 

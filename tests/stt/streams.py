@@ -52,7 +52,7 @@ def recognise(
     for packet in packets:
         stream.add(packet)
         run(recogniser, stream)
-    last = stream.ending(NOTHING)
+    last = stream.fork_ended(NOTHING)
     run(recogniser, last)
     return last
 

@@ -86,7 +86,7 @@ def test_a_recording_that_is_too_long_ends_its_stream_only(offline: STT) -> None
         fits, exceeds = recogniser.start(0), recogniser.start(0)
         fits.add(sound(70, 1))
         exceeds.add(sound(90, 2))
-        both = [r.ending(NOTHING) for r in (fits, exceeds)]
+        both = [r.fork_ended(NOTHING) for r in (fits, exceeds)]
         with pytest.raises(AudioError):
             recogniser.step(both)
         assert all(recogniser.is_ready(recognition) for recognition in both)

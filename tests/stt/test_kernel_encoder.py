@@ -35,24 +35,24 @@ from megakernel_stt.network.layers import (
 from tests.emulator.conformer import emulated_conformer
 from tests.stt.conftest import CPU, LoadModel
 
-Place = Literal["emulator", "cuda"]
-PLACES = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+Target = Literal["emulator", "cuda"]
+TARGETS = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_SLOTS, START, UNUSED = 12, 0, 1
 ROWS = 5  # of a launch, the last one without a stream
 
 
-def device_of(place: Place) -> torch.device:
-    return CPU if place == "emulator" else torch.device("cuda")
+def device_of(target: Target) -> torch.device:
+    return CPU if target == "emulator" else torch.device("cuda")
 
 
-def kernels(weights: EncoderWeights, config: EncoderConfig, place: Place) -> ConformerKernels:
+def kernels(weights: EncoderWeights, config: EncoderConfig, target: Target) -> ConformerKernels:
     """The kernels for weights that are where they run."""
-    make = emulated_conformer if place == "emulator" else load_conformer
+    make = emulated_conformer if target == "emulator" else load_conformer
     return make(weights, config)
 
 
-def copied(weights: EncoderWeights, place: Place, dtype: torch.dtype) -> EncoderWeights:
-    return map_leaves(weights, lambda tensor: tensor.to(device_of(place), dtype, copy=True))
+def copied(weights: EncoderWeights, target: Target, dtype: torch.dtype) -> EncoderWeights:
+    return map_leaves(weights, lambda tensor: tensor.to(device_of(target), dtype, copy=True))
 
 
 def empty_slots(encoder: StreamingEncoder) -> EncoderState:
@@ -74,24 +74,24 @@ def assert_close(ours: Tensor, expected: Tensor, bound: float) -> None:
     assert difference <= bound * max(expected.float().abs().max().item(), 1.0), difference
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("lookahead", "bias"), [(0, False), (1, True), (3, False), (6, True), (13, False)]
 )
 def test_streams_at_different_phases_are_encoded_as_in_torch(
-    bias: bool, lookahead: int, place: Place, load: LoadModel
+    bias: bool, lookahead: int, target: Target, load: LoadModel
 ) -> None:
     """Frames and states; streams begin, end within a chunk, or have no frame in it."""
     model = load("streaming", bias=bias)
     weights, config = model.weights.encoder, model.config.encoder
-    torchs = StreamingEncoder(copied(weights, place, torch.float32), config, lookahead)
-    made = kernels(copied(weights, place, torch.float32), config, place)
+    torchs = StreamingEncoder(copied(weights, target, torch.float32), config, lookahead)
+    made = kernels(copied(weights, target, torch.float32), config, target)
     ours = KernelEncoder(made, lookahead)
     slots = empty_slots(ours)
     states = [torchs.start() for _ in range(ROWS - 1)]
     where = [START] * (ROWS - 1)
     generator = torch.Generator().manual_seed(lookahead)
-    device = device_of(place)
+    device = device_of(target)
     num_chunks = 3 if lookahead > 3 else 6
     for chunk in range(num_chunks):
         chosen = [i for i in range(ROWS - 1) if chunk % (i + 1) == 0]  # streams at their own phases
@@ -138,17 +138,17 @@ def test_streams_at_different_phases_are_encoded_as_in_torch(
             states[i], where[i] = state, targets[row]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_residual_and_norms_round_as_torch(
-    dtype: torch.dtype, place: Place, load: LoadModel
+    dtype: torch.dtype, target: Target, load: LoadModel
 ) -> None:
     model = load("streaming")
-    made = kernels(copied(model.weights.encoder, place, dtype), model.config.encoder, place)
+    made = kernels(copied(model.weights.encoder, target, dtype), model.config.encoder, target)
     block = made.weights.blocks[0]
     generator = torch.Generator().manual_seed(0)
     shape = 3, 2, model.config.encoder.hidden_size
-    x, y = (torch.randn(shape, generator=generator).to(device_of(place), dtype) for _ in range(2))
+    x, y = (torch.randn(shape, generator=generator).to(device_of(target), dtype) for _ in range(2))
     expected_x = layer_norm(block.norm, x + 0.5 * y)
     expected_h = layer_norm(block.attention.norm, expected_x)
     ours, h = x.clone(), torch.empty_like(x)
@@ -174,21 +174,21 @@ def assert_rounded_alike(ours: Tensor, expected: Tensor) -> None:
 
 # Rows of a launch: a stream at its start, one in its first chunks, an older one, an older one that
 # ends at the second frame of the chunk, and no stream.
-SOURCES, TARGETS = [START, 4, 5, 5, START], [6, 7, 8, 9, UNUSED]
+SOURCE_SLOTS, TARGET_SLOTS = [START, 4, 5, 5, START], [6, 7, 8, 9, UNUSED]
 BEFORE, NUM_MELS = [0, 4, 96, 96, 0], [ENDLESS, ENDLESS, ENDLESS, 769, 0]
 NUM_FRAMES = [ENDLESS, ENDLESS, ENDLESS, 97, 0]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_mels", [8, 112])
 @pytest.mark.parametrize("num_bins", [80, 128])
 def test_features_are_those_of_torch(
-    num_bins: int, num_mels: int, dtype: torch.dtype, place: Place, load: LoadModel
+    num_bins: int, num_mels: int, dtype: torch.dtype, target: Target, load: LoadModel
 ) -> None:
     """Of samples that end within a mel frame; those behind the end do not matter."""
-    model, device = load("streaming"), device_of(place)
-    made = kernels(copied(model.weights.encoder, place, dtype), model.config.encoder, place)
+    model, device = load("streaming"), device_of(target)
+    made = kernels(copied(model.weights.encoder, target, dtype), model.config.encoder, target)
     size, generator = samples_of(num_mels), np.random.default_rng(num_mels)
     level = generator.uniform(0.01, 0.5, (4, 1))
     samples = torch.from_numpy((generator.standard_normal((4, size)) * level).astype(np.float32))
@@ -205,26 +205,28 @@ def test_features_are_those_of_torch(
     assert difference.square().mean().sqrt() <= 1e-5 and difference.max() <= 1e-3
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("lookahead", "bias"), [(0, False), (3, True), (13, False)])
 def test_subsampling_is_that_of_torch(
-    lookahead: int, bias: bool, dtype: torch.dtype, place: Place, load: LoadModel
+    lookahead: int, bias: bool, dtype: torch.dtype, target: Target, load: LoadModel
 ) -> None:
     """Of mel frames that do not matter outside of a recording; last inputs move to their slots."""
-    model, device = load("streaming", bias=bias), device_of(place)
+    model, device = load("streaming", bias=bias), device_of(target)
     config, names = model.config.encoder, ("stage1", "stage2", "stage3")
-    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    made = kernels(copied(model.weights.encoder, target, dtype), config, target)
     encoder = KernelEncoder(made, lookahead)
     slots, generator = empty_slots(encoder), torch.Generator().manual_seed(lookahead)
     for stage in (slots.stage1, slots.stage2, slots.stage3):
         stage[2:] = torch.randn(stage[2:].shape, generator=generator).abs().to(stage)
-    for source, num_frames in zip(SOURCES, BEFORE, strict=True):
+    for source, num_frames in zip(SOURCE_SLOTS, BEFORE, strict=True):
         slots.num_frames[source] = num_frames
-    before = read(slots, SOURCES)
+    before = read(slots, SOURCE_SLOTS)
     shape = ROWS, encoder.num_mels, config.num_mels
     mels = torch.randn(shape, generator=generator).to(device, dtype)
-    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    named = torch.tensor(
+        [SOURCE_SLOTS, TARGET_SLOTS, NUM_MELS], device=device
+    )  # lives during the launch
     launcher, chunk_size = made.launcher, lookahead + 1
     streams = launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     with exact_convolutions(device):
@@ -234,35 +236,37 @@ def test_subsampling_is_that_of_torch(
         expected, lasts, _ = encoder._subsample(mels, named[2], stages, before.num_frames)
     bound = 1e-5 if dtype == torch.float32 else 2**-6
     assert_close(found[:-1], expected[:-1], bound)
-    moved = read(slots, TARGETS[:-1])
+    moved = read(slots, TARGET_SLOTS[:-1])
     for name, last in zip(names, lasts, strict=True):
         assert_close(getattr(moved, name), last[:-1], bound)
-        assert torch.equal(getattr(read(slots, SOURCES), name), getattr(before, name))
+        assert torch.equal(getattr(read(slots, SOURCE_SLOTS), name), getattr(before, name))
     assert torch.equal(moved.num_frames, before.num_frames[:-1] + chunk_size)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lookahead", [0, 1, 3, 6, 13])
 def test_attention_is_that_of_torch(
-    lookahead: int, dtype: torch.dtype, place: Place, load: LoadModel
+    lookahead: int, dtype: torch.dtype, target: Target, load: LoadModel
 ) -> None:
     """Of ragged rows; keys and values move to the target slots unchanged."""
-    model, device = load("streaming"), device_of(place)
+    model, device = load("streaming"), device_of(target)
     config, chunk_size, index = model.config.encoder, lookahead + 1, 1
-    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    made = kernels(copied(model.weights.encoder, target, dtype), config, target)
     slots = empty_slots(KernelEncoder(made, lookahead))
     generator = torch.Generator().manual_seed(lookahead)
     for cache in (slots.keys, slots.values):
         cache[2:] = torch.randn(cache[2:].shape, generator=generator).to(cache)
-    for source, num_frames in zip(SOURCES, BEFORE, strict=True):
+    for source, num_frames in zip(SOURCE_SLOTS, BEFORE, strict=True):
         slots.num_frames[source] = num_frames
-    before, other_layer = read(slots, SOURCES), read(slots, TARGETS).keys[:, 1 - index]
+    before, other_layer = read(slots, SOURCE_SLOTS), read(slots, TARGET_SLOTS).keys[:, 1 - index]
     shape = ROWS, chunk_size, 3 * config.hidden_size
     qkv = torch.randn(shape, generator=generator).to(device, dtype)
     weights, num_cached = made.weights.blocks[index].attention, slots.keys.shape[3]
     positions = position_keys(weights, num_cached + lookahead, -lookahead).contiguous()
-    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    named = torch.tensor(
+        [SOURCE_SLOTS, TARGET_SLOTS, NUM_MELS], device=device
+    )  # lives during the launch
     streams = made.launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     found = made.attend(index, streams, qkv, positions, slots)
 
@@ -276,31 +280,33 @@ def test_attention_is_that_of_torch(
     unprojected = replace(weights, output=Linear(torch.eye(config.hidden_size).to(qkv), None))
     expected = attention(unprojected, query, keys, values, positions, visible)
     assert_rounded_alike(found[:-1], expected[:-1])
-    moved = read(slots, TARGETS[:-1])
+    moved = read(slots, TARGET_SLOTS[:-1])
     assert torch.equal(moved.keys[:, index], keys[:-1, :, chunk_size:])
     assert torch.equal(moved.values[:, index], values[:-1, :, chunk_size:])
-    assert torch.equal(read(slots, SOURCES).keys, before.keys)
-    assert torch.equal(read(slots, SOURCES).values, before.values)
-    assert torch.equal(read(slots, TARGETS).keys[:, 1 - index], other_layer)
+    assert torch.equal(read(slots, SOURCE_SLOTS).keys, before.keys)
+    assert torch.equal(read(slots, SOURCE_SLOTS).values, before.values)
+    assert torch.equal(read(slots, TARGET_SLOTS).keys[:, 1 - index], other_layer)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("lookahead", "bias"), [(0, False), (3, True), (13, False)])
 def test_convolution_module_is_that_of_torch(
-    lookahead: int, bias: bool, dtype: torch.dtype, place: Place, load: LoadModel
+    lookahead: int, bias: bool, dtype: torch.dtype, target: Target, load: LoadModel
 ) -> None:
     """Of frames before a recording's end; the last inputs move to the target slots."""
-    model, device = load("streaming", bias=bias), device_of(place)
+    model, device = load("streaming", bias=bias), device_of(target)
     config, chunk_size, index = model.config.encoder, lookahead + 1, 1
-    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    made = kernels(copied(model.weights.encoder, target, dtype), config, target)
     slots = empty_slots(KernelEncoder(made, lookahead))
     generator = torch.Generator().manual_seed(lookahead)
     slots.gated[2:] = torch.randn(slots.gated[2:].shape, generator=generator).to(slots.gated)
-    before = read(slots, SOURCES)
+    before = read(slots, SOURCE_SLOTS)
     shape = ROWS, chunk_size, 2 * config.hidden_size
     inputs = torch.randn(shape, generator=generator).to(device, dtype)
-    named = torch.tensor([SOURCES, TARGETS, NUM_MELS], device=device)  # lives during the launch
+    named = torch.tensor(
+        [SOURCE_SLOTS, TARGET_SLOTS, NUM_MELS], device=device
+    )  # lives during the launch
     streams = made.launcher.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
     found = made.convolve(index, streams, inputs, slots)
 
@@ -310,21 +316,21 @@ def test_convolution_module_is_that_of_torch(
         weights, pointwise_out=Linear(torch.eye(config.hidden_size).to(inputs), None)
     )
     assert_rounded_alike(found, depthwise_output(unprojected, gated))
-    moved = read(slots, TARGETS[:-1]).gated[:, index]
+    moved = read(slots, TARGET_SLOTS[:-1]).gated[:, index]
     assert_rounded_alike(moved, gated[:-1, :, chunk_size:])
-    assert torch.equal(read(slots, SOURCES).gated, before.gated)
+    assert torch.equal(read(slots, SOURCE_SLOTS).gated, before.gated)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_rows", [1, 3, MAX_FEW_ROWS])
 def test_layers_of_few_rows_are_those_of_torch(
-    num_rows: int, dtype: torch.dtype, place: Place, load: LoadModel
+    num_rows: int, dtype: torch.dtype, target: Target, load: LoadModel
 ) -> None:
     """Warps have one output or three, and the last one fewer; with and without what is optional."""
-    model, device = load("streaming"), device_of(place)
+    model, device = load("streaming"), device_of(target)
     config = replace(model.config.encoder, intermediate_size=2072)
-    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    made = kernels(copied(model.weights.encoder, target, dtype), config, target)
     generator = torch.Generator().manual_seed(num_rows)
 
     def random(*shape: int) -> Tensor:
@@ -362,7 +368,7 @@ def test_layers_of_few_rows_are_those_of_torch(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_rows_do_not_depend_on_each_other(dtype: torch.dtype, load: LoadModel) -> None:
-    """The bits of one row, alone and as the last of several."""
+    """The bits of one row, solo and as the last of several."""
     model = load("streaming")
     made = emulated_conformer(
         copied(model.weights.encoder, "emulator", dtype), model.config.encoder
@@ -372,43 +378,43 @@ def test_few_rows_do_not_depend_on_each_other(dtype: torch.dtype, load: LoadMode
     rows = torch.randn(MAX_FEW_ROWS, 1, model.config.encoder.hidden_size, generator=generator).to(
         dtype
     )
-    together, alone = (rows.new_empty(n, 1, len(layer.weight)) for n in (MAX_FEW_ROWS, 1))
+    together, solo = (rows.new_empty(n, 1, len(layer.weight)) for n in (MAX_FEW_ROWS, 1))
     made.project("qkv", layer, rows, together, norm=norm)
-    made.project("qkv", layer, rows[-1:].clone(), alone, norm=norm)
-    assert torch.equal(together[-1:], alone)
+    made.project("qkv", layer, rows[-1:].clone(), solo, norm=norm)
+    assert torch.equal(together[-1:], solo)
 
 
 def _relative_distance(found: Tensor, expected: Tensor) -> float:
     return (found.float() - expected).norm().item() / expected.norm().item()
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_bfloat16_frames_are_those_of_torch_within_its_precision(place: Place) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_bfloat16_frames_are_those_of_torch_within_its_precision(target: Target) -> None:
     """As far from float32 as torch in bfloat16, within a tenth: they round in different places."""
-    size = Size() if place == "emulator" else replace(RELEASED_SIZE, num_layers=4)
-    device = device_of(place)
+    size = Size() if target == "emulator" else replace(RELEASED_SIZE, num_layers=4)
+    device = device_of(target)
     model = random_model("streaming", size, device, torch.float32)
     config, exact = model.config.encoder, model.weights.encoder
     generator = torch.Generator().manual_seed(0)
     encoders = (
         StreamingEncoder(exact, config, 3),
-        StreamingEncoder(copied(exact, place, torch.bfloat16), config, 3),
+        StreamingEncoder(copied(exact, target, torch.bfloat16), config, 3),
     )
-    ours = KernelEncoder(kernels(copied(exact, place, torch.bfloat16), config, place), 3)
+    ours = KernelEncoder(kernels(copied(exact, target, torch.bfloat16), config, target), 3)
     slots, states = empty_slots(ours), [encoder.start() for encoder in encoders]
     source, lengths = torch.tensor([START], device=device), torch.tensor([ENDLESS], device=device)
     from_kernels, from_torch = list[float](), list[float]()
     for chunk in range(4):
         mels = torch.randn(1, ours.num_mels, config.num_mels, generator=generator).to(device)
-        target = torch.tensor([2 + chunk], device=device)
+        destination = torch.tensor([2 + chunk], device=device)
         with torch.inference_mode():
-            found = ours.encode_slots(mels.bfloat16(), lengths, source, target, slots)
+            found = ours.encode_slots(mels.bfloat16(), lengths, source, destination, slots)
             frames = list[Tensor]()
             for i, encoder in enumerate(encoders):
                 inputs = mels if i == 0 else mels.bfloat16()
                 made, states[i] = encoder.encode(inputs, lengths, states[i])
                 frames.append(made.float())
-        source = target
+        source = destination
         from_kernels.append(_relative_distance(found, frames[0]))
         from_torch.append(_relative_distance(frames[1], frames[0]))
     assert max(from_kernels) <= 1.1 * max(from_torch) < 0.1

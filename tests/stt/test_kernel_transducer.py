@@ -33,16 +33,16 @@ from tests.emulator.transducer import EmulatedTransducerModule, emulated_transdu
 from tests.stt.batches import decode, random_frames, triples
 from tests.stt.conftest import CPU, LoadModel, MakeCheckpoint
 
-Place = Literal["emulator", "cuda"]
-PLACES = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+Target = Literal["emulator", "cuda"]
+TARGETS = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
 BLANK_BIASES = (0.0, 2.0, 4.0, 100.0, -100.0)
 
 
 def kernels(
-    weights: TransducerWeights, config: TransducerConfig, place: Place = "emulator"
+    weights: TransducerWeights, config: TransducerConfig, target: Target = "emulator"
 ) -> KernelTransducer:
     """The kernels' decoder for weights of the CPU."""
-    if place == "emulator":
+    if target == "emulator":
         return emulated_transducer(weights, config)
     return load_transducer(map_leaves(weights, Tensor.cuda), config)
 
@@ -63,15 +63,15 @@ def assert_same(ours: Sequence[list[Emission]], expected: Sequence[list[Emission
         assert np.allclose(*values, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 @pytest.mark.parametrize("blank_bias", BLANK_BIASES)
 def test_ragged_batches_are_decoded_as_by_torch(
-    kind: Kind, blank_bias: float, place: Place, load: LoadModel
+    kind: Kind, blank_bias: float, target: Target, load: LoadModel
 ) -> None:
     model = load(kind, blank_bias=blank_bias)
     args = model.weights.transducer, model.config.transducer
-    torchs, ours = Transducer(*args), kernels(*args, place)
+    torchs, ours = Transducer(*args), kernels(*args, target)
     lengths = [0, 7, 1, 4]
     frames = [random_frames(n, seed) for seed, n in enumerate(lengths)]
     (expected, after), (found, states) = decode(torchs, frames), decode_at(ours, frames)
@@ -87,11 +87,11 @@ def test_ragged_batches_are_decoded_as_by_torch(
     assert not saturated or [len(f) for f in found] == [10 * n for n in lengths]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("durations", [(0,), (0, 1), (3, 0, 2), (4, 1)])
 @pytest.mark.parametrize("max_symbols", [1, 3])
 def test_other_durations_are_decoded_as_by_torch(
-    durations: tuple[int, ...], max_symbols: int, place: Place, load: LoadModel
+    durations: tuple[int, ...], max_symbols: int, target: Target, load: LoadModel
 ) -> None:
     model = load("tdt")
     config = replace(model.config.transducer, durations=durations, max_symbols=max_symbols)
@@ -102,16 +102,16 @@ def test_other_durations_are_decoded_as_by_torch(
     weights = replace(model.weights.transducer, head=head)
     frames = [random_frames(n) for n in (1, 7, 13)]
     expected, _ = decode(Transducer(weights, config), frames)
-    found, _ = decode_at(kernels(weights, config, place), frames)
+    found, _ = decode_at(kernels(weights, config, target), frames)
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
-def test_chunks_are_decoded_as_the_whole(kind: Kind, place: Place, load: LoadModel) -> None:
+def test_chunks_are_decoded_as_the_whole(kind: Kind, target: Target, load: LoadModel) -> None:
     """Durations may lead beyond the end of a chunk, and beyond whole chunks."""
     model = load(kind, blank_bias=4.0)
-    ours = kernels(model.weights.transducer, model.config.transducer, place)
+    ours = kernels(model.weights.transducer, model.config.transducer, target)
     for size in (1, 7):
         frames = random_frames(15 if kind == "tdt" else 8, size)
         whole, [end] = decode_at(ours, [frames])
@@ -125,24 +125,24 @@ def test_chunks_are_decoded_as_the_whole(kind: Kind, place: Place, load: LoadMod
         assert torch.allclose(states[0].cell, end.cell, atol=1e-6)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_batch_is_decoded_as_solo_streams(
-    dtype: str, place: Place, recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+    dtype: str, target: Target, recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: tokens, confidence and state.
 
     The sums of a product of cuBLAS depend on its rows. Each frame is therefore projected alone.
     """
     model = load_model(recogniser("rnnt", blank_bias=4.0), CPU, getattr(torch, dtype))
-    ours = kernels(model.weights.transducer, model.config.transducer, place)
+    ours = kernels(model.weights.transducer, model.config.transducer, target)
     project = ours.project
 
-    def project_alone(frames: Tensor) -> Tensor:
+    def project_solo(frames: Tensor) -> Tensor:
         rows = [project(frame[None, None]) for frame in frames.flatten(0, 1)]
         return torch.cat(rows).unflatten(0, frames.shape[:2]).squeeze(2)
 
-    monkeypatch.setattr(ours, "project", project_alone)
+    monkeypatch.setattr(ours, "project", project_solo)
     frames = [random_frames(4 + seed % 3, seed).to(getattr(torch, dtype)) for seed in range(10)]
     together, states = decode_at(ours, frames)
     assert any(together)
@@ -161,11 +161,11 @@ def sized(kind: Kind, folder: MakeCheckpoint, size: Size, dtype: torch.dtype) ->
     return load_model(path, CPU, dtype)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tiles_that_are_not_full_and_64_streams(
-    kind: Kind, dtype: str, place: Place, recogniser: MakeCheckpoint
+    kind: Kind, dtype: str, target: Target, recogniser: MakeCheckpoint
 ) -> None:
     """Thread blocks with many tiles, warps without a step of K, more columns than eight."""
     size = Size(decoder_size=48, vocab_size=331)
@@ -173,7 +173,7 @@ def test_tiles_that_are_not_full_and_64_streams(
     args = model.weights.transducer, model.config.transducer
     frames = [random_frames(n % 4 % 3, n).to(getattr(torch, dtype)) for n in range(64)]
     expected, _ = decode(Transducer(*args), frames)
-    found, _ = decode_at(kernels(*args, place), frames)
+    found, _ = decode_at(kernels(*args, target), frames)
     assert_same(found, expected)
     assert 20 < sum(map(len, found)) < 480
 
@@ -204,11 +204,11 @@ def test_the_schedule_does_not_change_tokens(seed: int, load: LoadModel) -> None
     assert found == expected and any(found)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_states_are_read_from_and_written_to_slots(place: Place, load: LoadModel) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_states_are_read_from_and_written_to_slots(target: Target, load: LoadModel) -> None:
     """Streams at different phases, and a fork."""
     model = load("tdt", blank_bias=4.0)
-    ours = kernels(model.weights.transducer, model.config.transducer, place)
+    ours = kernels(model.weights.transducer, model.config.transducer, target)
     like = ours.start().output
     early, late = random_frames(5, 1).to(like), random_frames(9, 2).to(like)
     pool = TransducerState.join([ours.start() for _ in range(4)])
@@ -232,8 +232,8 @@ def test_states_are_read_from_and_written_to_slots(place: Place, load: LoadModel
             assert torch.equal(getattr(pool, name)[slot], getattr(before, name)[slot])
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_of_equal_logits_the_lowest_id_is_chosen(place: Place, load: LoadModel) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_equal_logits_the_lowest_id_is_chosen(target: Target, load: LoadModel) -> None:
     """Also if some are -0."""
     model = load("rnnt", blank_bias=-100.0)
     head = model.weights.transducer.head
@@ -241,7 +241,7 @@ def test_of_equal_logits_the_lowest_id_is_chosen(place: Place, load: LoadModel) 
     weight[:2] = -0.0
     bias[:2] = -0.0
     weights = replace(model.weights.transducer, head=replace(head, weight=weight, bias=bias))
-    found, _ = decode_at(kernels(weights, model.config.transducer, place), [random_frames(1)])
+    found, _ = decode_at(kernels(weights, model.config.transducer, target), [random_frames(1)])
     assert [e.token for e in found[0]] == [0] * model.config.transducer.max_symbols
     assert all(e.confidence == pytest.approx(0, abs=1e-4) for e in found[0])
 

@@ -42,16 +42,16 @@ from tests.stt.goldens.decodings import (
 Triples = list[tuple[int, int, int]]
 
 GOLDENS = np.load(FILE)
-PLACES = ["torch", "emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+TARGETS = ["torch", "emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 each_decoding = pytest.mark.parametrize("decoding", DECODINGS, ids=lambda d: d.name)
 
 
-def decoder(weights: TransducerWeights, config: TransducerConfig, place: str) -> Transducer:
+def decoder(weights: TransducerWeights, config: TransducerConfig, target: str) -> Transducer:
     """Our decoder: in torch, or the kernels on the emulator or a GPU."""
-    if place == "torch":
+    if target == "torch":
         return Transducer(weights, config)
-    if place == "emulator":
+    if target == "emulator":
         return emulated_transducer(weights, config)
     return load_transducer(map_leaves(weights, Tensor.cuda), config)
 
@@ -74,14 +74,14 @@ def frames_and_tokens(found: list[Triples]) -> list[list[tuple[int, int]]]:
     return [[(token, frame) for token, frame, _ in recording] for recording in found]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @each_decoding
 def test_tokens_are_those_that_nemo_decoded(
-    decoding: Decoding, place: str, load: LoadModel
+    decoding: Decoding, target: str, load: LoadModel
 ) -> None:
     """Tokens, frames and durations."""
     model = load(decoding.kind, blank_bias=decoding.blank_bias)
-    ours = decoder(*decoding.decoder(model), place)
+    ours = decoder(*decoding.decoder(model), target)
     for i, frames in enumerate(decoding.batches(NUM_RECORDED)):
         found = decode_at(ours, frames)
         assert found == recorded(decoding, i)
@@ -107,14 +107,14 @@ class TestNemo:
         pytest.mark.skipif(not nemo_is_installed(), reason="NeMo is not installed"),
     ]
 
-    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("target", TARGETS)
     @each_decoding
     def test_label_looping_of_500_ragged_batches(
-        self, decoding: Decoding, place: str, load: LoadModel
+        self, decoding: Decoding, target: str, load: LoadModel
     ) -> None:
         """500 of RNN-T and 500 of TDT; some recordings are empty, and some batches all of them."""
         weights, config = self.decoder(decoding, load)
-        ours = decoder(weights, config, place)
+        ours = decoder(weights, config, target)
         looping = NemoTransducer(weights, config, "labels")
         graph = NemoTransducer(weights, config, "graph_steps")
         for frames, found in self.decoded(decoding, ours):

@@ -23,19 +23,19 @@ from tests.emulator.transducer import emulated_transducer
 from tests.stt.conftest import CPU, MakeCheckpoint
 from tests.stt.streams import NOTHING, ids, packets, recognise, run, sound
 
-Place = Literal["emulator", "cuda"]
-PLACES = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+Target = Literal["emulator", "cuda"]
+TARGETS = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def load(recogniser: MakeCheckpoint, kind: Kind, place: Place) -> Model:
-    device = CPU if place == "emulator" else torch.device("cuda")
+def load(recogniser: MakeCheckpoint, kind: Kind, target: Target) -> Model:
+    device = CPU if target == "emulator" else torch.device("cuda")
     return load_model(recogniser(kind, blank_bias=4.0), device, torch.float32)
 
 
-def slots(model: Model, place: Place, num_streams: int = 3) -> SlotRecognisers:
+def slots(model: Model, target: Target, num_streams: int = 3) -> SlotRecognisers:
     args = model.weights.transducer, model.config.transducer
     encoder = model.weights.encoder, model.config.encoder
-    if place == "emulator":
+    if target == "emulator":
         transducer, conformer = emulated_transducer(*args), emulated_conformer(*encoder)
     else:
         transducer, conformer = load_transducer(*args), load_conformer(*encoder)
@@ -47,17 +47,17 @@ def torchs(model: Model, lookahead: int) -> StreamingRecogniser:
     return StreamingRecogniser(model, transducer, lookahead)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("kind", "lookahead"), [("streaming", 0), ("multilingual", 3), ("streaming", 13)]
 )
 def test_a_stream_is_recognised_as_with_tensors(
-    kind: Kind, lookahead: int, place: Place, recogniser: MakeCheckpoint
+    kind: Kind, lookahead: int, target: Target, recogniser: MakeCheckpoint
 ) -> None:
     """Also where it ends within a chunk."""
-    model = load(recogniser, kind, place)
+    model = load(recogniser, kind, target)
     with torch.inference_mode():
-        ours = slots(model, place).make(lookahead)
+        ours = slots(model, target).make(lookahead)
     expected = torchs(model, lookahead)
     for length in (1, 45):
         arriving = packets(sound(length, length), length)
@@ -66,14 +66,14 @@ def test_a_stream_is_recognised_as_with_tensors(
         assert length == 1 or ids(found)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("target", TARGETS)
 def test_streams_at_different_phases_are_recognised_as_solo(
-    place: Place, recogniser: MakeCheckpoint
+    target: Target, recogniser: MakeCheckpoint
 ) -> None:
     """Three streams in a step for four, which begin and end at different steps."""
-    model = load(recogniser, "streaming", place)
+    model = load(recogniser, "streaming", target)
     with torch.inference_mode():
-        ours = slots(model, place).make(1)
+        ours = slots(model, target).make(1)
     recordings = [sound(length, length) for length in (33, 57, 20)]
     solo = [ids(recognise(ours, [recording])) for recording in recordings]
     streams = [ours.start(0) for _ in recordings]
@@ -83,7 +83,7 @@ def test_streams_at_different_phases_are_recognised_as_solo(
     with torch.inference_mode():
         while ready:
             ours.step(ready)
-            streams = [s if s.ended or ours.is_ready(s) else s.ending(NOTHING) for s in streams]
+            streams = [s if s.ended or ours.is_ready(s) else s.fork_ended(NOTHING) for s in streams]
             ready = [stream for stream in streams if ours.is_ready(stream)]
     assert [ids(stream) for stream in streams] == solo and any(solo)
 
@@ -97,7 +97,7 @@ def test_a_fork_does_not_change_its_stream(recogniser: MakeCheckpoint) -> None:
     for stream in (plain, forked):
         stream.add(first)
         run(ours, stream)
-    fork = forked.ending(sound(20, 2))
+    fork = forked.fork_ended(sound(20, 2))
     for stream in (plain, forked):
         stream.add(rest)
         run(ours, stream)
@@ -105,7 +105,7 @@ def test_a_fork_does_not_change_its_stream(recogniser: MakeCheckpoint) -> None:
     ended = ours.start(0)
     ended.add(np.concatenate([first, sound(20, 2)]))
     run(ours, ended)
-    last = ended.ending(NOTHING)
+    last = ended.fork_ended(NOTHING)
     run(ours, last)
     assert ids(fork) == ids(last)
     pool = ours._pool

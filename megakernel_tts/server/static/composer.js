@@ -145,7 +145,8 @@ export class Composer {
     if (turn.state === "failed") return turn.error;
     const seconds = turn.measurement.audioS.toFixed(1);
     if (turn.state === "finished") return `Finished: ${seconds} s of audio.`;
-    const heard = this.speaker.text.text.slice(0, turn.spokenRange[1]).trim().split(/\s+/).at(-1);
-    return heard ? `Interrupted after “${heard}”.` : "Interrupted.";
+    const played = this.speaker.text.text.slice(0, turn.spokenRange[1]);
+    const lastWord = played.trim().split(/\s+/).at(-1);
+    return lastWord ? `Interrupted after “${lastWord}”.` : "Interrupted.";
   }
 }

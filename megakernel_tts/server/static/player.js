@@ -97,7 +97,7 @@ export class Player {
     return KNOWS_LATENCY && this.#context ? this.#context.outputLatency : 0;
   }
 
-  /** Seconds of the stream that were heard; negative before the first sample. */
+  /** Seconds of the stream that were played; negative before the first sample. */
   get positionS() {
     if (!this.#context) return -1;
     const nowS = this.#context.currentTime - this.#latencyS;

@@ -17,7 +17,7 @@ export class Speaker {
    */
   turn = null;
   /** Whether the last word is complete as well, so that the turn may end. */
-  #ending = false;
+  #lastWordComplete = false;
   /** @type {Settings} */
   #settings = { voice: null, language: "auto", instruct: "" };
   #idleTimer = 0;
@@ -54,7 +54,7 @@ export class Speaker {
    * @param {string} text
    */
   edit(text) {
-    this.#ending = false;
+    this.#lastWordComplete = false;
     if (this.text.edit(text)) this.turn?.interrupt();
     this.#speak();
     clearTimeout(this.#idleTimer);
@@ -79,7 +79,7 @@ export class Speaker {
   }
 
   #end() {
-    this.#ending = true;
+    this.#lastWordComplete = true;
     this.#speak();
   }
 
@@ -87,12 +87,12 @@ export class Speaker {
     let turn = this.turn?.active ? this.turn : null;
     if (turn?.textEnded) return; // continues when it has ended
     const start = this.text.takenLength;
-    const text = this.text.take(this.#ending);
+    const text = this.text.take(this.#lastWordComplete);
     if (!turn && text.trim()) {
       turn = this.#begin(start);
     }
-    if (text || this.#ending) turn?.push(text, !this.#ending);
-    this.#ending = false;
+    if (text || this.#lastWordComplete) turn?.push(text, !this.#lastWordComplete);
+    this.#lastWordComplete = false;
   }
 
   /** @param {number} start Of the turn in the text. */

@@ -1,4 +1,4 @@
-/** One turn: its text on the way to the server, its audio, and the words that were heard. */
+/** One turn: its text on the way to the server, its audio, and the words that were played. */
 
 import { Measurement } from "./measurement.js";
 import { SAMPLE_RATE } from "./player.js";
@@ -27,8 +27,8 @@ export class Turn {
   #words = [];
   /** @type {SpeechContext} */
   #context;
-  /** Where the text that was heard ends; of an active turn, where it starts. */
-  #heardLength;
+  /** Where the text that was played ends; of an active turn, where it starts. */
+  #playedLength;
 
   /**
    * @param {SpeechSocket} socket
@@ -43,7 +43,7 @@ export class Turn {
     this.player = player;
     this.text = text;
     this.onEnd = onEnd;
-    this.#heardLength = start;
+    this.#playedLength = start;
     this.#context = socket.open(settings, {
       onSent: () => this.measurement.addText(),
       onAudio: (samples) => this.#play(samples),
@@ -72,7 +72,7 @@ export class Turn {
   /** Stops the turn in the server and in the browser. */
   interrupt() {
     if (!this.active) return;
-    this.#heardLength = this.spokenRange[1];
+    this.#playedLength = this.spokenRange[1];
     this.socket.cancel(this.#context);
     this.player.stop();
     this.measurement.stop();
@@ -86,10 +86,10 @@ export class Turn {
   get spokenRange() {
     const { takenLength } = this.text;
     if (this.state === "finished") return [takenLength, takenLength];
-    if (!this.active) return [this.#heardLength, this.#heardLength];
+    if (!this.active) return [this.#playedLength, this.#playedLength];
     const position = this.player.positionS;
     const word = this.#words.findLast(({ startS }) => startS <= position);
-    return word ? [word.start, word.end] : [this.#heardLength, this.#heardLength];
+    return word ? [word.start, word.end] : [this.#playedLength, this.#playedLength];
   }
 
   /** @param {Float32Array} samples */
@@ -101,7 +101,7 @@ export class Turn {
   /** @param {{text: string, startS: number}[]} words */
   #place(words) {
     for (const { text, startS } of words) {
-      const from = this.#words.at(-1)?.end ?? this.#heardLength;
+      const from = this.#words.at(-1)?.end ?? this.#playedLength;
       const start = this.text.text.indexOf(text, from);
       if (start >= 0) this.#words.push({ start, end: start + text.length, startS });
     }

@@ -1,4 +1,4 @@
-"""Prompts that are run in parts: the same speech as of prompts that are run whole."""
+"""Prompts that are run in chunks: the same speech as of prompts that are run whole."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +22,7 @@ def said(backend: Backend, slots: Sequence[int], num_frames: int) -> list[list[l
     return [[row[i].tolist() for row in made] for i in range(len(slots))]  # type: ignore[union-attr]
 
 
-def run_in_parts(
+def run_in_chunks(
     backend: Backend,
     requests: list[PrefillRequest],
     budget: int | None,
@@ -50,7 +50,7 @@ def requests_of(prompts: Sequence[Tensor], num_common: int) -> list[PrefillReque
 
 
 @pytest.mark.parametrize("num_common", [0, 150])
-def test_parts_of_a_prompt_do_not_change_codes_of_the_reference(
+def test_chunks_of_a_prompt_do_not_change_codes_of_the_reference(
     load: Callable[..., LoadedModel], num_common: int
 ) -> None:
     """Two prompts of one prefix, which is run once, while another stream speaks."""
@@ -65,16 +65,18 @@ def test_parts_of_a_prompt_do_not_change_codes_of_the_reference(
 
     rows = torch.randn(340, len(pad), generator=torch.Generator().manual_seed(1))
     prompts = [rows[:300], torch.cat([rows[:num_common], rows[300:]])]
-    whole, parts = make(), make()
-    assert run_in_parts(whole, requests_of(prompts, num_common), None) == [340]
+    whole, chunked = make(), make()
+    assert run_in_chunks(whole, requests_of(prompts, num_common), None) == [340]
     expected = said(whole, [0, 1], 2)
-    parts.prefill([PrefillRequest(2, rows[:5], Sampling(seed=9))])
-    num_run = run_in_parts(parts, requests_of(prompts, num_common), 1, lambda: said(parts, [2], 1))
+    chunked.prefill([PrefillRequest(2, rows[:5], Sampling(seed=9))])
+    num_run = run_in_chunks(
+        chunked, requests_of(prompts, num_common), 1, lambda: said(chunked, [2], 1)
+    )
     assert max(num_run) <= 128 and sum(num_run) == 340
-    assert said(parts, [0, 1], 2) == expected
+    assert said(chunked, [0, 1], 2) == expected
 
 
-def test_parts_of_a_prompt_do_not_change_codes_of_the_kernel(
+def test_chunks_of_a_prompt_do_not_change_codes_of_the_kernel(
     comparison: MakeComparison,
 ) -> None:
     b = comparison("0b6", blocks=2, shallow=True)
@@ -84,7 +86,7 @@ def test_parts_of_a_prompt_do_not_change_codes_of_the_kernel(
         calls: list[list[int]] = []
         for budget in (None, 1, 12):
             b.kernel.clear_prefix_cache()
-            calls.append(run_in_parts(b.kernel, requests_of(prompts, num_common), budget))
+            calls.append(run_in_chunks(b.kernel, requests_of(prompts, num_common), budget))
             hidden.append(b.kernel._buffers.prompt_hidden[:2].clone())
             for slot in (0, 1):
                 b.kernel.release(slot)
@@ -103,7 +105,7 @@ def test_a_launch_of_batches_of_eight_and_three_columns_has_the_bits_of_two_laun
     hidden: list[Tensor] = []
     for budget in (None, 8):
         b.module.launched.clear()
-        run_in_parts(b.kernel, requests_of([prompt], 0), budget)
+        run_in_chunks(b.kernel, requests_of([prompt], 0), budget)
         hidden.append(b.kernel._buffers.prompt_hidden[0].clone())
         b.kernel.release(0)
         assert b.module.launched == ["prefill_medium"] * len(hidden)
