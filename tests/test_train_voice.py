@@ -19,7 +19,6 @@ from examples.train_voice import (
     codes,
     evaluate,
     export,
-    predictions,
     speak,
     talker,
     text,
@@ -113,6 +112,23 @@ def assert_is_evaluated(work: Work) -> None:
     assert set(evaluate.durations(speech)) == set(speak.MANNERS)
 
 
+def test_a_sentence_counts_once_in_each_group() -> None:
+    """One of three Spanish words is wrong, in the category with the language's name."""
+    spoken = [
+        evaluate.Sentence("spanish", "lucia", "Hasta luego."),
+        evaluate.Sentence("spanish-short", "lucia", "Perfecto."),
+    ]
+    speech = {"teacher": [np.zeros(1, np.int16)] * 2}
+    transcripts = iter(["Hasta pronto.", "Perfecto."])
+    with ThreadPoolExecutor(1) as pool:
+        rates = evaluate.understanding(
+            spoken, speech, lambda *_: next(transcripts), LANGUAGES, pool
+        )
+    groups = rates["teacher"]["groups"]
+    assert groups["spanish"] == groups["lucia"] == rates["teacher"]["rate"] == 0.3333
+    assert groups["spanish-short"] == 0
+
+
 @pytest.fixture
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations have the types of a GPU; optimisers reject what the fused one there rejects."""
@@ -180,15 +196,9 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     assert_recordings_are_encoded_twice(work)
     vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
     talker.train(work, minutes=0.02, positions=600, seed=0)
-    predictions.wait_for_talker(work, minutes=0.01)
-    predictions.predict(work, hours=0.004, positions=600, temperature=0.3, seed=0)
-    recorded, predicted = np.load(work.codes)["codes"], np.load(work.predictions)
-    recorded = recorded[: len(predicted)]
-    assert (recorded[:, 0] == predicted[:, 0]).all() and (recorded != predicted).any()
     used_minutes = torch.load(work.state("vocoder"))["used"] / 60
     vocoder.train(work, used_minutes + 0.01, crops=4, frames=2, channels=2, seed=0)
     assert_inputs_are_predicted(work)
-    assert "held_predicted_mel" in work.log("vocoder").read_text()
     export.export(work)
     assert_speaks(work.voice)
     (speech,) = timed_speeches(work, 9)
@@ -199,20 +209,6 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
         last = json.loads(work.log(stage).read_text().splitlines()[-1])
         held_out = [value for name, value in last.items() if name.startswith("held_")]
         assert held_out and np.isfinite(held_out).all(), stage
-
-
-def test_predictions_begin_after_the_talker_has_trained_for_the_given_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The talker saves its state again and again while `predictions` waits."""
-    work, used_s = Work(tmp_path), iter((60.0, 120.0, 240.0, 360.0))
-
-    def sleep(_seconds: float) -> None:
-        training.save_state(work.state("talker"), {"used": next(used_s)})
-
-    monkeypatch.setattr(predictions, "time", SimpleNamespace(sleep=sleep))
-    predictions.wait_for_talker(work, minutes=4)
-    assert list(used_s) == [360.0]
 
 
 def write_random_codes(work: Work, corpus: list[tuple[str, str]], frames: list[int]) -> None:

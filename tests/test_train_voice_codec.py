@@ -120,12 +120,8 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     output_real, output_fake = discriminators(real), discriminators(fake)
-    assert feature_loss(output_real, output_real, 2).item() == 0
-    assert feature_loss(output_real, output_fake, 2).item() > 0.01
-    first_equal = discriminators(torch.cat([real[:1], fake[1:]]))
-    assert (
-        feature_loss(output_real, first_equal, 1) < 1e-3 < feature_loss(output_real, first_equal, 2)
-    )
+    assert feature_loss(output_real, output_real).item() == 0
+    assert feature_loss(output_real, output_fake).item() > 0.01
     (grad,) = torch.autograd.grad(adversarial_loss(output_fake), fake)
     assert grad.isfinite().all() and (grad != 0).any(1).all()
 

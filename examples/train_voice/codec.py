@@ -33,7 +33,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 1e-3
 _CODEBOOKS_FROM, _LONG_CROPS_FROM = 0.1, 0.85  # shares of the time
-_PHONE_WEIGHT, _PHASE_WEIGHT = 2.0, 2.0
+_PHONE_WEIGHT, _PHASE_WEIGHT = 2.0, 3.0
 _REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
 _START_INTERVAL = 4  # one step in four decodes the start of its crops
 _LOG_EVERY = 100

@@ -119,18 +119,12 @@ def adversarial_loss(fake: list[Output]) -> Tensor:
     return torch.stack([(1 - scores.float()).square().mean() for scores, _ in fake]).sum()
 
 
-def feature_loss(real: list[Output], fake: list[Output], num_rows: int) -> Tensor:
-    """Relative distance of features: mean over layers, summed over the discriminators.
-
-    Args:
-        real: Output for recorded waveforms.
-        fake: Output for decoded ones.
-        num_rows: Number of waveforms, from the first on, that are compared.
-    """
+def feature_loss(real: list[Output], fake: list[Output]) -> Tensor:
+    """Relative distance of features: mean over layers, summed over the discriminators."""
     losses: list[Tensor] = []
     for (_, expected), (_, found) in zip(real, fake, strict=True):
         for e, f in zip(expected, found, strict=True):
-            target = e[:num_rows].detach().float()
-            distance = (target - f[:num_rows].float()).abs().mean() / (target.abs().mean() + 1e-3)
+            target = e.detach().float()
+            distance = (target - f.float()).abs().mean() / (target.abs().mean() + 1e-3)
             losses.append(distance / len(expected))
     return torch.stack(losses).sum()

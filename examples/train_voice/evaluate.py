@@ -148,7 +148,7 @@ def understanding(
             category, voice, text = spoken[i]
             language = VOICES[voice].language
             num_errors = text_errors(text, transcript, language)
-            for group in ("all", language, voice, category):
+            for group in {"all", language, voice, category}:  # a category is named `spanish`
                 counts[group][0] += num_errors
                 counts[group][1] += len(normalised_words(text, language))
             if num_errors:

@@ -93,11 +93,6 @@ class Work:
         """File of the recordings' codes."""
         return self.folder / "codes.npz"
 
-    @property
-    def predictions(self) -> Path:
-        """File of codes that the talker predicted for recordings."""
-        return self.folder / "predictions.npy"
-
     def state(self, stage: str) -> Path:
         """File of a stage's training state."""
         return self.folder / f"{stage}.pt"

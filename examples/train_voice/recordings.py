@@ -124,19 +124,6 @@ class Recordings:
         """Copies without waiting for the GPU."""
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
-    def aligned_crops(
-        self, count: int, frames: int, rng: np.random.Generator, end: int
-    ) -> tuple[Tensor, Tensor]:
-        """Draws random crops of the first `end` frames, aligned to frames, without any gain.
-
-        Returns:
-            Waves [count, frames * 1920] in [-1, 1], and the index of each frame [count, frames].
-        """
-        starts, _ = self._starts_of_crops(frames)
-        chosen = rng.choice(starts[starts <= end - frames], count)
-        number = self._to_device(chosen)[:, None] + torch.arange(frames, device=self._device)
-        return self._wave.view(-1, FRAME)[number].flatten(1).float() / 32768, number
-
     def whole(self, utterances: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Gives whole utterances, padded to the longest.
 

@@ -26,7 +26,6 @@ class Resynthesis:
         stage: str,
         model: CodecModel,
         recordings: Recordings,
-        predicted: Tensor | None = None,
     ) -> None:
         """Prepares the validation.
 
@@ -35,42 +34,33 @@ class Resynthesis:
             stage: Folder of the samples.
             model: The codec.
             recordings: The recordings.
-            predicted: The talker's codes of the first recordings [frames, groups].
         """
         self._work, self._stage = work, stage
         self._model, self._recordings = model, recordings
-        self._predicted = predicted
         self._spectra = Spectra(model.quantizer.books.device)
 
     def measure(self) -> dict[str, float]:
         """Mean distances of log-mels and, for each voice, of phases; entries in effective use."""
         distances: list[Tensor] = []
         phases: dict[str, list[float]] = {}
-        of_predicted: list[Tensor] = []
         found: list[Tensor] = []
         names, speakers = list(VOICES), np.concatenate(self._recordings.tables["speaker"])
         for utterance in self._recordings.held_out[:_NUM_MEASURED]:
-            original, codes, predicted = self._read(utterance)
+            original, codes = self._read(utterance)
             found.append(codes)
             decoded = self._decode(codes)
             distances.append(self._spectra.mel_distance(decoded, original))
             phase = float(self._spectra.phase_distance(decoded, original))
             phases.setdefault(names[speakers[utterance]], []).append(phase)
-            if predicted is not None:
-                decoded = self._decode(predicted)
-                of_predicted.append(self._spectra.mel_distance(decoded, original))
         entries = self._model.quantizer.books.shape[1]
         used = [_perplexity(column, entries) for column in torch.cat(found).t()]
-        values = {
+        return {
             "held_mel": float(torch.stack(distances).mean()),
             "held_perplexity_0": used[0],
             "held_perplexity_rest": float(np.mean(used[1:])),
             "held_perplexity_least": min(used),
             **{f"held_phase_{name}": float(np.mean(each)) for name, each in phases.items()},
         }
-        if of_predicted:
-            values["held_predicted_mel"] = float(torch.stack(of_predicted).mean())
-        return values
 
     def write_samples(self) -> None:
         """Writes held-out recordings of every voice and their resynthesis as WAV files."""
@@ -80,22 +70,17 @@ class Resynthesis:
         for i, voice in enumerate(VOICES):
             for utterance in held_out[speakers[held_out] == i][:_NUM_SAMPLES]:
                 name = f"{voice}-{texts[utterance]:06d}"
-                original, codes, predicted = self._read(utterance)
+                original, codes = self._read(utterance)
                 self._write("recordings", name, original)
                 self._write(self._stage, name, self._decode(codes))
-                if predicted is not None:
-                    self._write("predicted", name, self._decode(predicted))
 
     @torch.no_grad()
-    def _read(self, utterance: np.int64) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Waveform [1, samples] of a recording, its codes [frames, groups], predicted ones."""
-        original, number = self._recordings.whole(np.array([utterance]))
+    def _read(self, utterance: np.int64) -> tuple[Tensor, Tensor]:
+        """Waveform [1, samples] of a recording, and its codes [frames, groups]."""
+        original, _ = self._recordings.whole(np.array([utterance]))
         semantic, acoustic = self._model.embed(original)
         codes = self._model.quantizer.encode(semantic[0], acoustic[0])
-        end = int(number[0, -1]) + 1
-        if self._predicted is None or end > len(self._predicted):
-            return original, codes, None
-        return original, codes, self._predicted[number[0]].long()
+        return original, codes
 
     @torch.no_grad()
     def _decode(self, codes: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Runs the stages that need a GPU, each in a process of its own with a log, and times them.
 
-With two GPUs the stages that do not depend on each other run beside each other: `synthesis`,
-`vocoder` and `predictions` on the second one. Trainings and `synthesis` have more time then; all
-stages together take less than 30 minutes. They continue where an earlier run was stopped.
+With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
+`vocoder` on the second one. Trainings and `synthesis` have more time then; all stages together
+take less than 30 minutes. They continue where an earlier run was stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
@@ -23,10 +23,10 @@ from examples.train_voice.layout import Work, summary
 
 _POLL_INTERVAL_S = 0.5
 _MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 5
-    1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 10.5},
+    1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 11.0},
     2: {"synthesis": 9.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.0},
 }
-_PREDICTIONS_AFTER = 4.0  # minutes of the talker's training beside `vocoder`, on two GPUs
+_SYNTHESIS_WORKERS = {1: 1, 2: 3}  # processes, by the number of GPUs
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,15 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
         command = ("-m", f"examples.train_voice.{name}", folder, *arguments, *limit)
         return Stage(name, command, tuple(after), beside)
 
-    if num_gpus == 1:
-        predictions = module("predictions", after=["talker"])
-        vocoder_after = ["predictions"]
-    else:
-        after = "--after", str(_PREDICTIONS_AFTER)
-        predictions = module("predictions", *after, after=["codes"], beside=True)
-        vocoder_after = ["synthesis", "codec"]
+    workers = "--workers", str(_SYNTHESIS_WORKERS[num_gpus])
     calibrate = ("-m", "megakernel_tts", "calibrate", str(work.voice), "--truth", truth)
     return [
         module("tokenizer", after=()),
-        module("synthesis", str(teacher), after=["tokenizer"], beside=True),
+        module("synthesis", str(teacher), *workers, after=["tokenizer"], beside=True),
         module("codec", after=["tokenizer"]),
         module("codes", after=["synthesis", "codec"]),
+        module("vocoder", after=["synthesis", "codec"], beside=True),
         module("talker", after=["codes"]),
-        predictions,
-        module("vocoder", after=vocoder_after, beside=True),
         module("export", after=["talker", "vocoder"]),
         module("truth", truth, after=["export"]),
         Stage("calibrate", calibrate, ("truth",)),

@@ -1,8 +1,7 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
 The losses are those of `codec`, spectra at several resolutions, and of HiFi-GAN: least-squares
-scores, and features of discriminators by period and by spectrum. From the time when `predictions`
-has written codes, half of the crops have these instead of the recordings' codes.
+scores, and features of discriminators by period and by spectrum.
 
 python -m examples.train_voice.vocoder WORK --minutes 6
 """
@@ -42,7 +41,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-_WEIGHTS = {"magnitudes": 0.5, "phases": 0.25, "adversarial": 0.2, "features": 0.5}
+_WEIGHTS = {"magnitudes": 0.5, "phases": 1.5, "adversarial": 0.2, "features": 0.5}
 _DISCRIMINATOR_LOSSES = "adversarial", "features"
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _DISCRIMINATOR_STEPS = 300  # first steps, whose adversarial losses do not train the decoder
@@ -53,7 +52,6 @@ _INTERVAL, _START_STEP, _LONG_STEP = 4, 0, 2
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
 _CORRUPTION_FROM = 6  # group
 _LOG_EVERY = 100
-_POLL_STEPS = 100  # steps between two polls for predicted codes
 
 
 class _Training:
@@ -73,23 +71,15 @@ class _Training:
         for optimizer in self._optimizers:
             set_rate(optimizer, rate)
 
-    def step(
-        self, wave: Tensor, predicted: Tensor, weight: Tensor, *, at_start: bool
-    ) -> dict[str, Tensor]:
+    def step(self, wave: Tensor, weight: Tensor, *, at_start: bool) -> dict[str, Tensor]:
         """Trains the decoder and the discriminators, both on the same forward pass.
-
-        Predicted codes do not contain the recording's phases, which features depend on as well.
 
         Args:
             wave: [crops, samples].
-            predicted: Codes of the last of these crops [0 or more, frames, groups].
             weight: Of the adversarial losses, 0 to 1.
             at_start: Whether the start of the crops is decoded.
         """
-        codes = _codes(self.model, wave[: len(wave) - len(predicted)])
-        if len(predicted):
-            codes = torch.cat([codes, predicted])
-        q = self.model.embed_codes(codes)
+        q = self.model.embed_codes(_codes(self.model, wave))
         decoded, target = self.model.decode_part(q, wave, at_start=at_start)
         # Within an utterance the first frame cannot be decoded without its context.
         first = FRAME if at_start and decoded.shape[1] > FRAME else 0
@@ -97,12 +87,11 @@ class _Training:
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(target[:, first:])
             fake = self.discriminators(decoded[:, first:])
-        num_recorded = len(wave) - len(predicted)
         losses = {
             "magnitudes": self._spectra.magnitude_distance(decoded, target),
-            "phases": self._spectra.phase_distance(decoded[:num_recorded], target[:num_recorded]),
+            "phases": self._spectra.phase_distance(decoded, target),
             "adversarial": adversarial_loss(fake),
-            "features": feature_loss(real, fake, num_recorded),
+            "features": feature_loss(real, fake),
         }
         weights = {
             name: w * weight if name in _DISCRIMINATOR_LOSSES else w for name, w in _WEIGHTS.items()
@@ -141,29 +130,6 @@ def _codes(model: CodecModel, wave: Tensor) -> Tensor:
     return torch.where(corrupted, torch.randint_like(codes, model.quantizer.books.shape[1]), codes)
 
 
-def _load_predictions(work: Work, device: torch.device) -> Tensor | None:
-    """Codes of `predictions` [frames, groups], if it has run."""
-    if not work.predictions.exists():
-        return None
-    return torch.from_numpy(np.load(work.predictions)).to(device)
-
-
-def _draw(
-    recordings: Recordings,
-    predicted: Tensor | None,
-    crops: int,
-    frames: int,
-    rng: np.random.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Draws crops; half of them, the last, with predicted codes, if there are any."""
-    if predicted is None:
-        wave, phones = recordings.crops(crops, frames, rng)
-        return wave, phones.new_zeros(0, frames, 0)
-    wave, _ = recordings.crops(crops - crops // 2, frames, rng)
-    more, number = recordings.aligned_crops(crops // 2, frames, rng, len(predicted))
-    return torch.cat([wave, more]), predicted[number].long()
-
-
 def train(work: Work, minutes: float, crops: int, frames: int, channels: int, seed: int) -> None:
     """Trains for the given time; resumes from the state of an earlier call."""
     device, file = pick_device(), work.state("vocoder")
@@ -182,8 +148,8 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     judged_steps = _DISCRIMINATOR_STEPS + _RAMP_STEPS if discriminators_file.exists() else 0
     average = Average(model.parameters.values())
     budget, steps, step_idx = Budget(minutes, used_s), dict[tuple[bool, bool], CapturedStep](), 0
-    predicted, weight = _load_predictions(work, device), torch.zeros((), device=device)
-    resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
+    weight = torch.zeros((), device=device)
+    resynthesis = Resynthesis(work, "vocoder", model, recordings)
 
     def save() -> None:
         save_state(file, model.state(average.tensors) | {"used": budget.used_s})
@@ -197,21 +163,17 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
         while budget.share < 1:
             if step_idx % 10 == 0 and not recordings.complete:
                 recordings.poll()
-            if step_idx % _POLL_STEPS == 0 and predicted is None and work.predictions.exists():
-                predicted = _load_predictions(work, device)
-                resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
-                steps.clear()  # their number of predicted crops is another
             kind = step_idx % _INTERVAL
             long, at_start = kind == _LONG_STEP, kind == _START_STEP
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
-            wave, given = _draw(recordings, predicted, num_crops, num_frames, rng)
+            wave, _ = recordings.crops(num_crops, num_frames, rng)
             num_ramped = judged_steps + step_idx - _DISCRIMINATOR_STEPS
             weight.fill_(min(1.0, max(0.0, num_ramped / _RAMP_STEPS)))
             training.set_rate(budget.rate(_PEAK_RATE))
             if (long, at_start) not in steps:
                 step = partial(training.step, at_start=at_start)
-                steps[long, at_start] = CapturedStep(step, wave, given, weight)
-            metrics = steps[long, at_start](wave, given, weight)
+                steps[long, at_start] = CapturedStep(step, wave, weight)
+            metrics = steps[long, at_start](wave, weight)
             if step_idx % 4 == 0:
                 average.update(step_idx)
             if step_idx % _LOG_EVERY == 0:
@@ -233,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codec`")
     parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--crops", type=int, default=32, help="crops of a step")
+    parser.add_argument("--crops", type=int, default=16, help="crops of a step")
     parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument(
         "--channels", type=int, default=32, help="channels of the discriminators' first layers"
