@@ -129,6 +129,29 @@ def test_a_sentence_counts_once_in_each_group() -> None:
     assert groups["spanish-short"] == 0
 
 
+def test_surprisal_is_that_of_the_teachers_transcript_per_word() -> None:
+    """Recordings are single samples, whose values are their tokens and their rates."""
+    spoken = [
+        evaluate.Sentence("short", "clara", "Not to-day."),
+        evaluate.Sentence("spanish", "lucia", "Perfecto."),
+    ]
+
+    def recordings(*values: int) -> list[np.ndarray]:
+        return [np.array([value], np.int16) for value in values]
+
+    speech = {"teacher": recordings(10, 20), "full": recordings(3, 5)}
+    with ThreadPoolExecutor(1) as pool:
+        found = evaluate.surprisal(
+            spoken,
+            speech,
+            lambda pcm, *_: [int(pcm[0])],
+            lambda pcm, _rate, _language, tokens: float(pcm[0]) * tokens[0],
+            pool,
+        )
+    assert found["teacher"] == {"all": 125.0, "clara": 33.333, "lucia": 400.0}
+    assert found["full"] == {"all": 32.5, "clara": 10.0, "lucia": 100.0}
+
+
 @pytest.fixture
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations have the types of a GPU; optimisers reject what the fused one there rejects."""

