@@ -1,4 +1,4 @@
-"""Earliest deadline first: the streams of a step, its length, and the prefills beside it.
+"""The streams of a step by their deadlines, its length, and the prefills beside it.
 
 The deadline of a stream is the time at which the audio that it has delivered has been played. A
 stream that has delivered none, or whose deadline has passed, is late: it needs audio at once, and
