@@ -2,12 +2,16 @@
 
 import itertools
 import json
+import os
+import select
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +38,7 @@ from examples.train_voice.replies import Replies
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
 from examples.train_voice.synthesis import (
     SHARD,
+    make_in_workers,
     make_shards,
     missing_shards,
     shard_files,
@@ -148,8 +153,9 @@ def test_surprisal_is_that_of_the_teachers_transcript_per_word() -> None:
             lambda pcm, _rate, _language, tokens: float(pcm[0]) * tokens[0],
             pool,
         )
-    assert found["teacher"] == {"all": 125.0, "clara": 33.333, "lucia": 400.0}
-    assert found["full"] == {"all": 32.5, "clara": 10.0, "lucia": 100.0}
+    one_of_three, other = {"english": 33.333, "clara": 33.333}, {"spanish": 400.0, "lucia": 400.0}
+    assert found["teacher"] == {"all": 125.0, **one_of_three, **other}
+    assert found["full"]["all"] == 32.5 and found["full"]["spanish"] == 100.0
 
 
 @pytest.fixture
@@ -360,20 +366,62 @@ def test_crops_of_the_low_voice_are_drawn_most_often(tmp_path: Path) -> None:
     assert (wave[:, 0] > 0).float().mean() == pytest.approx(2 / 3, abs=0.05)
 
 
+class Workers(Executor):
+    """Runs a shard when `make_shards` waits: each takes a minute of virtual time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.begun_s: list[float] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.begun_s.append(self.now_s)
+        future = Future[Any]()
+        if len(self.begun_s) % 2 == 0:  # the second of two ends both
+            self.now_s += 60.0
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
 def test_shards_are_made_in_order_until_one_would_exceed_the_time() -> None:
-    """Two at once. Each look at the clock takes 20 s."""
-    clock, begun = itertools.count(step=20.0), list[int]()
+    """Two at once, a minute each: in 3.5 minutes there is time for three rounds."""
+    begun, workers = list[int](), Workers()
 
     def make(shard: int) -> float:
         begun.append(shard)
         return 3600.0
 
-    with ThreadPoolExecutor(1) as pool:
-        hours = make_shards(range(100), make, pool, 2, minutes=4.0, clock=lambda: next(clock))
-    assert begun == [*range(len(begun))] and hours == len(begun)
-    assert 4 <= len(begun) <= 12
-    with ThreadPoolExecutor(1) as pool:
-        assert make_shards(range(5), make, pool, 2) == 5
+    hours = make_shards(range(100), make, workers, 2, minutes=3.5, clock=lambda: workers.now_s)
+    assert begun == [0, 1, 2, 3, 4, 5] and hours == 6
+    assert workers.begun_s == [0, 0, 60, 60, 120, 120]
+    assert make_shards(range(5), make, Workers(), 2) == 5
+
+
+def half(shard: int) -> float:
+    """Runs in a worker process; fails for a negative number."""
+    if shard < 0:
+        raise ValueError("negative")
+    return shard / 2
+
+
+def test_worker_processes_make_shards_and_pass_on_errors() -> None:
+    assert make_in_workers([7200, 0, 3600], half, workers=2, minutes=10) == 1.5
+    with pytest.raises(ValueError, match="negative"):
+        make_in_workers([1, -1], half, workers=1, minutes=10)
+
+
+def test_a_worker_ends_with_a_terminated_parent() -> None:
+    program = (
+        "import os, signal; from examples.train_voice.workers import worker_processes; "
+        "print(worker_processes(1, 1).submit(os.getpid).result(), flush=True); signal.pause()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.terminate()
+    ended, _, _ = select.select([worker], [], [], TIMEOUT_S)
+    os.close(worker)
+    assert ended
 
 
 def test_the_corpus_ends_before_the_first_missing_shard(tmp_path: Path) -> None:

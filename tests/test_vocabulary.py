@@ -62,7 +62,7 @@ STANDARD_WORDS = {
 
 
 def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and name of each function, class, argument, variable and attribute."""
+    """Line and name of each function, class, argument, variable, attribute and alias."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -70,6 +70,14 @@ def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
             case ast.ClassDef(name=name) | ast.Name(id=name):
                 yield node.lineno, name
             case ast.arg(arg=name) | ast.keyword(arg=str(name)) | ast.Attribute(attr=name):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case (
+                ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+            ):
                 yield node.lineno, name
             case _:
                 pass
@@ -103,3 +111,24 @@ def test_replaced_names_are_no_identifiers() -> None:
     files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
     found = [name for file in files for name in replaced_names(file)]
     assert not found, "\n".join(found)
+
+
+def test_identifiers_are_found_wherever_a_name_is_bound() -> None:
+    source = """
+import a as alias
+class Kind:
+    field: int
+def function(argument):
+    try:
+        call(keyword=1).attribute
+    except E as caught:
+        variable = 0
+    match argument:
+        case [*rest]:
+            pass
+        case whole:
+            pass
+"""
+    found = {name for _, name in identifiers(ast.parse(source))}
+    assert found >= {"alias", "Kind", "field", "function", "argument", "keyword", "attribute"}
+    assert found >= {"caught", "variable", "rest", "whole"}

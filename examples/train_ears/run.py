@@ -14,6 +14,8 @@ from examples.train_ears.layout import Work
 from examples.train_voice.layout import summary
 from examples.train_voice.run import Stage, StageError, run_stages, start_stage
 
+_SYNTHESIS_WORKERS = 3  # processes
+
 
 def stages(work: Work, teacher: Path, synthesis_minutes: float, minutes: float) -> list[Stage]:
     """The stages from the tokenizer to the checkpoint.
@@ -29,7 +31,7 @@ def stages(work: Work, teacher: Path, synthesis_minutes: float, minutes: float) 
     def module(name: str, *arguments: str, after: tuple[str, ...] = ()) -> Stage:
         return Stage(name, ("-m", f"examples.train_ears.{name}", folder, *arguments), after)
 
-    spoken = ("--minutes", str(synthesis_minutes))
+    spoken = ("--minutes", str(synthesis_minutes), "--workers", str(_SYNTHESIS_WORKERS))
     return [
         module("tokenizer"),
         module("synthesis", str(teacher), *spoken, after=("tokenizer",)),

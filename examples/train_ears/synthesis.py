@@ -25,8 +25,7 @@ from examples.train_voice.speech import Synthesiser
 from examples.train_voice.synthesis import (
     SHARD,
     load_teacher,
-    make_shards,
-    worker_processes,
+    make_in_workers,
     write_arrays,
 )
 from examples.train_voice.text import held_out_corpus
@@ -131,8 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     shards = missing_shards(Work(options.work), options.seed)
     make = partial(_synthesise_by_teacher, options.teacher, options.device)
-    with worker_processes(options.workers) as pool:
-        hours = make_shards(shards, make, pool, options.workers, options.minutes)
+    hours = make_in_workers(shards, make, options.workers, options.minutes)
     print(f"{hours:.2f} hours of new speech")
 
 

@@ -148,8 +148,8 @@ class Quantized(NamedTuple):
 
     Attributes:
         semantic: The semantic projection [rows, dim].
-        acoustic: The acoustic projection, by the codebooks that a row uses.
-        commitment: Loss of the projections' distances from the entries.
+        acoustic: The acoustic projection [rows, dim], by the codebooks that a row uses.
+        commitment: Loss of the projections' distances from the entries, a scalar.
     """
 
     semantic: Tensor

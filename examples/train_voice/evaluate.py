@@ -1,7 +1,8 @@
 """Compares a voice with its teacher on the held-out sentences.
 
-Words are recognised by pocketsphinx (English only), and with --whisper also by Whisper base; with
-the extra `judge`, naturalness is rated by DNSMOS.
+Words are recognised by pocketsphinx (English only), and with --whisper also by Whisper base, which
+also gives the surprisal of the teacher's transcripts; with the extra `judge`, naturalness is rated
+by DNSMOS.
 
 python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEELS
 """
@@ -9,12 +10,11 @@ python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEEL
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.speak import MANNERS
 from examples.train_voice.speech import SAMPLE_RATE, starts_of_words
+from examples.train_voice.workers import worker_processes
 from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.calibration.capture import SpeechCapture
@@ -45,7 +46,7 @@ _TIMED = 24  # sentences that are spoken to measure the speed
 Recordings = list[NDArray[np.int16]]
 Transcribe = Callable[[NDArray[np.int16], int, str], str]
 Recognise = Callable[[NDArray[np.int16], int, str], list[int]]
-Rate = Callable[[NDArray[np.int16], int, str, list[int]], float]
+Score = Callable[[NDArray[np.int16], int, str, list[int]], float]
 
 
 class Sentence(NamedTuple):
@@ -143,15 +144,18 @@ def understanding(
         counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         wrong: list[str] = []
         transcripts = pool.map(
-            partial(_apply, transcribe),
-            [(recorded[i], SAMPLE_RATE, VOICES[spoken[i].voice].language) for i in used],
+            transcribe,
+            [recorded[i] for i in used],
+            itertools.repeat(SAMPLE_RATE),
+            [VOICES[spoken[i].voice].language for i in used],
         )
         found = tqdm(transcripts, total=len(used), desc=condition, disable=None)
         for i, transcript in zip(used, found, strict=True):
             category, voice, text = spoken[i]
             language = VOICES[voice].language
             num_errors = text_errors(text, transcript, language)
-            for group in {"all", language, voice, category}:  # a category is named `spanish`
+            # Once each: a category is named `spanish`.
+            for group in dict.fromkeys(("all", language, voice, category)):
                 counts[group][0] += num_errors
                 counts[group][1] += len(normalised_words(text, language))
             if num_errors:
@@ -170,7 +174,7 @@ def surprisal(
     spoken: Sequence[Sentence],
     speech: dict[str, Recordings],
     recognise: Recognise,
-    rate: Rate,
+    score: Score,
     pool: Executor,
 ) -> dict[str, Any]:
     """How unlikely the transcripts of the teacher's recordings are, in nats per word.
@@ -182,27 +186,29 @@ def surprisal(
         spoken: The sentences.
         speech: Their recordings under each condition.
         recognise: Samples, sample rate and language to tokens.
-        rate: These and tokens to nats.
-        pool: Runs `recognise` and `rate`.
+        score: These and tokens to nats.
+        pool: Runs `recognise` and `score`.
 
     Returns:
-        The mean over all words, and by voice, for each condition.
+        The mean over all words, by language and by voice, for each condition. Sentences of whose
+        recording nothing was recognised do not count.
     """
     languages = [VOICES[one.voice].language for one in spoken]
-    words = [len(normalised_words(one.text, VOICES[one.voice].language)) for one in spoken]
-    rates = itertools.repeat(SAMPLE_RATE)
-    tokens = [*pool.map(recognise, speech["teacher"], rates, languages)]
+    sample_rates = itertools.repeat(SAMPLE_RATE)
+    tokens = [*pool.map(recognise, speech["teacher"], sample_rates, languages)]
+    words = [
+        len(normalised_words(one.text, language)) if found else 0
+        for one, language, found in zip(spoken, languages, tokens, strict=True)
+    ]
 
     def judge(condition: str, recorded: Recordings) -> dict[str, Any]:
-        rated = pool.map(rate, recorded, rates, languages, tokens)
-        nats = [*tqdm(rated, total=len(recorded), desc=condition, disable=None)]
-        result: dict[str, float] = {}
-        for name in ("all", *VOICES):
-            chosen = [i for i, one in enumerate(spoken) if name in ("all", one.voice)]
-            if chosen:
-                total = sum(nats[i] for i in chosen) / sum(words[i] for i in chosen)
-                result[name] = round(total, 3)
-        return result
+        scores = pool.map(score, recorded, sample_rates, languages, tokens)
+        nats = tqdm(scores, total=len(recorded), desc=condition, disable=None)
+        sums: defaultdict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
+        for one, language, *row in zip(spoken, languages, nats, words, strict=True):
+            for group in ("all", language, one.voice):
+                sums[group] += row
+        return {group: round(total / max(count, 1), 3) for group, (total, count) in sums.items()}
 
     return _judge_once(speech, judge)
 
@@ -216,10 +222,6 @@ def _judge_once(
         if id(recorded) not in judged:
             judged[id(recorded)] = judge(condition, recorded)
     return {condition: judged[id(recorded)] for condition, recorded in speech.items()}
-
-
-def _apply(transcribe: Transcribe, arguments: tuple[NDArray[np.int16], int, str]) -> str:
-    return transcribe(*arguments)
 
 
 def naturalness(
@@ -365,9 +367,7 @@ def main() -> None:
         add("cpu", speed(tts))
         add("word_starts", word_times(work, tts, speech["teacher"], options.every))
     add("ends", json.loads(work.ends.read_text(encoding="utf-8")))
-    # Spawned, since threads of torch run in this process.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.processes, mp_context=spawn) as pool:
+    with worker_processes(options.processes, threads=2) as pool:
         if not missing:
             add("naturalness", naturalness(spoken, speech, pool))
         if not missing and options.whisper:
@@ -375,13 +375,15 @@ def main() -> None:
             languages = ("english", "spanish")
             add("whisper", understanding(spoken, speech, whisper, languages, pool))
             recognise = partial(_recognise_by_whisper, options.whisper)
-            rate = partial(_rate_by_whisper, options.whisper)
-            add("surprisal", surprisal(spoken, speech, recognise, rate, pool))
+            score = partial(_score_by_whisper, options.whisper)
+            add("surprisal", surprisal(spoken, speech, recognise, score, pool))
         pocketsphinx = _transcribe_by_pocketsphinx
         add("pocketsphinx", understanding(spoken, speech, pocketsphinx, ("english",), pool))
     for judge in {"whisper", "pocketsphinx"} & results.keys():
         for condition, found in results[judge].items():
             print(f"{judge:12} {condition:11} {found['rate']:.3f} ({found['relative']})")
+    for condition, found in results.get("surprisal", {}).items():
+        print(f"{'surprisal':12} {condition:11} {found['all']:.3f} nats per word")
 
 
 @cache
@@ -395,15 +397,15 @@ def _transcribe_by_whisper(wheels: Path, pcm: NDArray[np.int16], rate: int, lang
 
 
 def _recognise_by_whisper(
-    wheels: Path, samples: NDArray[np.int16], rate: int, language: str
+    wheels: Path, pcm: NDArray[np.int16], rate: int, language: str
 ) -> list[int]:
-    return _whisper(wheels).tokens(samples, rate, language)
+    return _whisper(wheels).tokens(pcm, rate, language)
 
 
-def _rate_by_whisper(
-    wheels: Path, samples: NDArray[np.int16], rate: int, language: str, tokens: list[int]
+def _score_by_whisper(
+    wheels: Path, pcm: NDArray[np.int16], rate: int, language: str, tokens: list[int]
 ) -> float:
-    return _whisper(wheels).surprisal(samples, rate, language, tokens)
+    return _whisper(wheels).surprisal(pcm, rate, language, tokens)
 
 
 @cache

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 _RATE = 16_000
 _CODES = {"english": "en", "spanish": "es"}
 _PAUSE = _RATE * 3 // 10  # samples of silence before and after speech for Whisper
-_MAX_FEATURES = 3000  # of Whisper's window of 30 s
-_LEAST_PROBABILITY = 1e-8
+_WINDOW = 30 * _RATE  # samples that Whisper reads at once
+_LEAST_PROBABILITY = 1e-8  # float32 gives 0 to what is less probable
 
 
 def missing_packages() -> list[str]:
@@ -75,7 +75,7 @@ class Whisper:
         """The negative logarithm of the probability of a transcript, in nats.
 
         Args:
-            samples: int16 [samples], at most 29 s.
+            samples: int16 [samples]; what follows the first 29 s is not read.
             rate: Their sample rate.
             language: `english` or `spanish`.
             tokens: The transcript.
@@ -84,11 +84,11 @@ class Whisper:
 
         if not tokens:
             return 0.0
-        features = self._model.feature_extractor(_padded(samples, rate))
+        features = self._model.feature_extractor(_padded(samples, rate)[:_WINDOW])
         start = (f"<|{_CODES[language]}|>", "<|transcribe|>", "<|notimestamps|>")
         ids = map(self._model.hf_tokenizer.token_to_id, ("<|startoftranscript|>", *start))
         encoded = self._model.encode(pad_or_trim(features))
-        num_frames = min(features.shape[-1], _MAX_FEATURES) // 2
+        num_frames = features.shape[-1] // 2
         (found,) = self._model.model.align(encoded, [*ids], [list(tokens)], num_frames)
         return -float(np.log(np.maximum(found.text_token_probs, _LEAST_PROBABILITY)).sum())
 

@@ -2,7 +2,7 @@
 
 With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
 `vocoder` on the second one. Trainings and `synthesis` have more time then; all stages together
-take less than 30 minutes. They continue where an earlier run was stopped.
+take less than 30 minutes. Trainings and `synthesis` continue where an earlier run was stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
@@ -26,7 +26,7 @@ _MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other s
     1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 11.0},
     2: {"synthesis": 9.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.0},
 }
-_SYNTHESIS_WORKERS = {1: 1, 2: 3}  # processes, by the number of GPUs
+_SYNTHESIS_WORKERS = {1: 2, 2: 3}  # processes, by the number of GPUs
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
 """Speaks the corpus with the teacher: shards of 24 kHz speech with phones and words by frame.
 
-Several processes share the GPU: one of them computes on the processor for more than half of its
-time.
+Several processes share the GPU, since each of them also computes on the processor.
 
 python -m examples.train_voice.synthesis WORK TEACHER --workers 3
 """
 
 import argparse
-import multiprocessing
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +24,7 @@ from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES, split_words
 from examples.train_voice.speech import SAMPLE_RATE, Synthesiser, TeacherSpeech
 from examples.train_voice.text import held_out_corpus
+from examples.train_voice.workers import worker_processes
 
 SHARD = 4000  # texts: the teacher's batches need many of equal length
 _MIN_S, _MAX_S = 0.25, 32.0
@@ -148,11 +148,14 @@ def make_shards(
         pool: Runs `make`.
         workers: Shards at once.
         minutes: The time after the call; no shard is begun that would exceed it if it took as long
-            as the last one.
+            as the slowest one so far.
         clock: Time in seconds.
 
     Returns:
         Hours of speech.
+
+    Raises:
+        Exception: What `make` raised, after the shards that were begun have ended.
     """
     start_s, duration_s, slowest_s = clock(), 0.0, 0.0
     begun_s: dict[Future[float], float] = {}
@@ -170,19 +173,22 @@ def make_shards(
             done, _ = wait(begun_s, return_when=FIRST_COMPLETED)
             for future in done:
                 duration_s += future.result()
-                slowest_s = clock() - begun_s.pop(future)
+                slowest_s = max(slowest_s, clock() - begun_s.pop(future))
                 progress.update()
                 progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
 
 
-def worker_processes(count: int) -> Executor:
-    """Processes that may use a GPU."""
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+def make_in_workers(
+    shards: Sequence[S], make: Callable[[S], float], workers: int, minutes: float
+) -> float:
+    """Makes shards as `make_shards` does, in so many processes."""
+    with worker_processes(workers, max(1, (os.cpu_count() or 1) // workers)) as pool:
+        return make_shards(shards, make, pool, workers, minutes)
 
 
 def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
     """Writes arrays to an npz file, which is complete once it exists."""
-    part = file.with_suffix(".part")
+    part = file.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as out:
         np.savez(out, allow_pickle=False, **arrays)
     part.rename(file)
@@ -204,8 +210,7 @@ def main() -> None:
     options = parser.parse_args()
     work = Work(options.work)
     make = partial(_synthesise_by_teacher, options.teacher, options.device)
-    with worker_processes(options.workers) as pool:
-        hours = make_shards(missing_shards(work), make, pool, options.workers, options.minutes)
+    hours = make_in_workers(missing_shards(work), make, options.workers, options.minutes)
     print(f"{hours:.2f} hours of new speech, {shorten_corpus(work)} texts")
 
 

@@ -45,7 +45,7 @@ _WEIGHTS = {"magnitudes": 0.5, "phases": 1.5, "adversarial": 0.2, "features": 0.
 _DISCRIMINATOR_LOSSES = "adversarial", "features"
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _DISCRIMINATOR_STEPS = 300  # first steps, whose adversarial losses do not train the decoder
-_RAMP_STEPS = 1000  # over which their losses reach their weights then
+_RAMP_STEPS = 1000  # after these, over which the adversarial losses reach their weights
 # Of four steps one decodes the start of its crops, one has a quarter of the crops, four times as
 # long.
 _INTERVAL, _START_STEP, _LONG_STEP = 4, 0, 2

@@ -58,7 +58,7 @@ class Stream:
 
     @property
     def holds_slot(self) -> bool:
-        """Whether the stream counts; it does not from just before its last event on."""
+        """Whether it occupies a slot: until its last event is delivered, or it has no reader."""
         return not (self.finished or self.abandoned)
 
     def next_chunk(self) -> Recognition[Any] | None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 RELEASED_HIDDEN = 640  # of all released models; the largest for which shared memory has room
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_RESULT: np.dtype[Any] = np.dtype(Result)
 
 
 def transducer_program(hidden_size: int) -> Program:
@@ -264,10 +265,10 @@ def read_results(results: Tensor, firsts: Sequence[int]) -> list[list[Emission]]
     """The tokens of a launch.
 
     Args:
-        results: What `launch` returned, on the host.
+        results: What `launch` returned, on the host: int32 [streams, records, fields], contiguous.
         firsts: Index of every stream's first frame of the launch.
     """
-    records: NDArray[Any] = results.numpy().view(np.dtype(Result))[..., 0]
+    records: NDArray[Any] = results.numpy().view(_RESULT)[..., 0]
     counts = records["token"][:, 0].tolist()  # the first record of a stream is a header
     found: list[list[Emission]] = []
     for stream, count, first in zip(records, counts, firsts, strict=True):

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from megakernel_tts.kernels.structs import PrefillBatch, WidePrefillBatch
 
+_BATCH: np.dtype[Any] = np.dtype(PrefillBatch)
+_WIDE_BATCH: np.dtype[Any] = np.dtype(WidePrefillBatch)
+
 
 class PromptRange(NamedTuple):
     """Positions of a prompt: a prefill chunk, or one tile of it.
@@ -60,7 +63,7 @@ class Batch:
             first_row: Columns of the batches before.
 
         Returns:
-            The columns of each tile.
+            The columns of each tile in the record, for what the two kinds do not have in common.
         """
         record["num_columns"], record["first_row"] = self.num_columns, first_row
         columns_of_tiles: list[NDArray[Any]] = []
@@ -160,7 +163,7 @@ def _first_rows(batches: Sequence[Batch]) -> Iterator[int]:
 def pack_batches(batches: Sequence[Batch]) -> "ctypes.Array[PrefillBatch]":
     """Writes batches for the kernels for few streams; `first_row` counts from the first one."""
     packed = (PrefillBatch * len(batches))()
-    records = np.frombuffer(memoryview(packed), np.dtype(PrefillBatch))
+    records = np.frombuffer(memoryview(packed), _BATCH)
     for record, batch, first_row in zip(records, batches, _first_rows(batches), strict=True):
         ends = accumulate(len(columns) for columns in batch.write(record, first_row))
         record["prompt_end_mask"] = sum(
@@ -172,7 +175,7 @@ def pack_batches(batches: Sequence[Batch]) -> "ctypes.Array[PrefillBatch]":
 def pack_wide_batches(batches: Sequence[Batch]) -> "ctypes.Array[WidePrefillBatch]":
     """Writes batches for the wide kernels; `first_row` counts from the first one."""
     packed = (WidePrefillBatch * len(batches))()
-    records = np.frombuffer(memoryview(packed), np.dtype(WidePrefillBatch))
+    records = np.frombuffer(memoryview(packed), _WIDE_BATCH)
     for record, batch, first_row in zip(records, batches, _first_rows(batches), strict=True):
         tiles, columns_of_tiles = batch.tiles, batch.write(record, first_row)
         for tile, following, columns in zip_longest(tiles, tiles[1:], columns_of_tiles):

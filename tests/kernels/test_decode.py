@@ -44,15 +44,15 @@ def decreases(batches: list[PrefillBatch]) -> bool:
 def test_a_launch_ends_only_where_its_kernel_changes_or_spans_decrease(
     kernels: DecodeKernels, prompts: list[tuple[int, int]]
 ) -> None:
-    parts = [
+    ranges = [
         PromptRange(slot, torch.zeros(begin + length, 1), begin, begin + length)
         for slot, (tiles, length) in enumerate(prompts)
         for begin in [_MAX_STREAMS + (tiles - 1) * _MAX_COLUMNS if tiles else 0]
     ]
-    packed = pack_batches(fill_batches(parts, _MAX_STREAMS, _MAX_COLUMNS, _MAX_COLUMNS))
+    packed = pack_batches(fill_batches(ranges, _MAX_STREAMS, _MAX_COLUMNS, _MAX_COLUMNS))
     launches: list[tuple[str, list[PrefillBatch]]] = []
     batches = iter(packed)
-    num_positions = max(part.end for part in parts)
+    num_positions = max(one.end for one in ranges)
     for kernel, num_batches in kernels._prefill_launches(packed, num_positions):
         launches.append((kernel, [next(batches) for _ in range(num_batches)]))
     assert next(batches, None) is None
