@@ -354,7 +354,7 @@ def main() -> None:
     results: dict[str, Any] = {"sentences": len(spoken)}
 
     def add(name: str, found: dict[str, Any]) -> None:
-        """Adds a result, and writes all: judging takes an hour on two processors."""
+        """Adds a result, and writes all: judging takes more than an hour on two processors."""
         results[name] = found
         results["seconds"] = round(time.monotonic() - start, 1)
         text = json.dumps(results, indent=1, ensure_ascii=False)
