@@ -354,6 +354,23 @@ def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
     assert whole.shape[0] == 3 and (whole > 0).all()
 
 
+def test_recordings_are_loaded_in_order_up_to_the_given_hours(tmp_path: Path) -> None:
+    """Each shard is a step of samples; the second one exceeds the hours."""
+    work, texts = Work(tmp_path), np.arange(4 * SHARD)
+    write_shards(work, texts // SHARD, np.zeros_like(texts))
+    shard_hours = 3 * SHARD * FRAME / SAMPLE_RATE / 3600
+    recordings = Recordings(work, torch.device("cpu"), hours=1.5 * shard_hours)
+    recordings.poll(1)
+    assert recordings.frames == 3 * SHARD and not recordings.complete
+    recordings.poll(1)
+    recordings.poll(None)
+    assert recordings.frames == 6 * SHARD and recordings.complete
+    whole = Recordings(work, torch.device("cpu"))
+    whole.poll(None)
+    wave, _ = whole.whole(np.array([0, SHARD - 1, SHARD, 4 * SHARD - 1]))
+    assert whole.complete and (32768 * wave[:, 0]).tolist() == [0, 0, 1, 3]
+
+
 def test_crops_of_the_low_voice_are_drawn_most_often(tmp_path: Path) -> None:
     """Recordings of two voices, one as long as the other; each voice has samples of its own."""
     work, texts = Work(tmp_path), np.arange(200)

@@ -17,7 +17,7 @@ from examples.train_voice.codec_model import CodecModel
 from examples.train_voice.codec_net import Quantizer
 from examples.train_voice.layout import Work, append_json, summary
 from examples.train_voice.phonemes import PHONES
-from examples.train_voice.recordings import Recordings
+from examples.train_voice.recordings import CODEC_HOURS, Recordings
 from examples.train_voice.resynthesis import Resynthesis
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.training import (
@@ -131,7 +131,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
     rng = np.random.default_rng(seed)
     config = work.codec_config()
     model = CodecModel(config, device)
-    recordings = Recordings(work, device)
+    recordings = Recordings(work, device, CODEC_HOURS)
     recordings.wait()
     used_s = 0.0
     if file.exists():

@@ -39,7 +39,7 @@ def encode(work: Work) -> None:
     model.encoder.fast = torch.float32
     recordings = Recordings(work, device)
     while not recordings.complete:
-        recordings.poll()
+        recordings.poll(max_shards=None)
         time.sleep(0.01)
     tables = {name: np.concatenate(column) for name, column in recordings.tables.items()}
     frames = tables["frames"]

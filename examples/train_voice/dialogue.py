@@ -73,14 +73,12 @@ class Dataset:
         role = [config.text.im_start, config.text.assistant, tokenizer.encode("\n")[0]]
         self._role = torch.tensor(role, device=device)
         width = _token_widths(work)
-        texts = work.texts()
-        spoken = [texts[i] for i in tables["text"]]
-        ids = [tokenizer.encode(text) for text in spoken]
-        self._ids = torch.tensor([i for one in ids for i in one], device=device)
-        pairs = zip(spoken, ids, strict=True)
-        words = [_words_of(text, [width[i] for i in one]) for text, one in pairs]
-        self._token_words = torch.tensor([w for one in words for w in one], device=device)
-        tokens, frames = np.array([len(i) for i in ids]), tables["frames"]
+        texts, spoken = work.texts(), tables["text"].tolist()
+        ids = {k: tokenizer.encode(texts[k]) for k in set(spoken)}  # of both encodings of a text
+        words = {k: _words_of(texts[k], [width[i] for i in one]) for k, one in ids.items()}
+        self._ids = torch.tensor([i for k in spoken for i in ids[k]], device=device)
+        self._token_words = torch.tensor([w for k in spoken for w in words[k]], device=device)
+        tokens, frames = np.array([len(ids[k]) for k in spoken]), tables["frames"]
         self.ends = np.cumsum(frames)
         self.lengths = frames + tokens + _MARKS
         self.held_out = is_held_out(tables["text"])

@@ -1,6 +1,9 @@
 """The synthetic speech in device memory; shards are added while `synthesis` makes them."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +13,10 @@ from torch import Tensor
 
 from examples.train_voice.layout import Work
 from examples.train_voice.phonemes import VOICES
-from examples.train_voice.speech import FRAME
+from examples.train_voice.speech import FRAME, SAMPLE_RATE
 from examples.train_voice.synthesis import shard_files
 
+CODEC_HOURS = 60.0  # of speech, of which the codec learns; more would wait for the disk longer
 HELD_OUT_INTERVAL = 256  # one text in so many is for validation only
 # How often crops of a voice are drawn, relative to its share of the recordings. The codec learned
 # the fewest phases of henry, who has 9 harmonics below 1 kHz and the others 5, and of lucia.
@@ -25,10 +29,18 @@ def is_held_out(texts: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 class Recordings:
-    """All finished shards, concatenated."""
+    """Finished shards, concatenated."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
+    def __init__(self, work: Work, device: torch.device, hours: float = float("inf")) -> None:
+        """Finds the shards; `poll` or `wait` loads them.
+
+        Args:
+            work: The run.
+            device: Device of the speech.
+            hours: Speech after which no more shards are loaded.
+        """
         self._device = device
+        self._max_frames = hours * 3600 * SAMPLE_RATE / FRAME
         self._missing = shard_files(work)
         self._wave = torch.zeros(0, dtype=torch.int16, device=device)
         self._phones = torch.zeros(0, 2, dtype=torch.uint8, device=device)
@@ -45,26 +57,30 @@ class Recordings:
 
     @property
     def complete(self) -> bool:
-        """Whether all shards of the corpus are loaded."""
+        """Whether all shards of the corpus are loaded, or the given hours of speech."""
         return not self._missing
 
-    def poll(self, max_shards: int = 8) -> None:
-        """Loads shards that have been finished since the last call."""
+    def poll(self, max_shards: int | None = 8) -> None:
+        """Loads shards that have been finished since the last call, all if there is no maximum."""
         found = [file for file in self._missing if file.exists()][:max_shards]
-        waves = [self._wave]
-        for file in found:
-            self._missing.remove(file)
-            with np.load(file) as shard:
-                waves.append(torch.from_numpy(shard["wave"]).to(self._device))
-                for name, column in self.tables.items():
-                    column.append(shard[name])
-        if found:
-            self._wave = torch.cat(waves)
-            new = np.concatenate(self.tables["phones"][-len(found) :])
-            self._phones = torch.cat([self._phones, torch.from_numpy(new).to(self._device)])
-            ends = np.cumsum(np.concatenate(self.tables["frames"]))
-            self._starts = np.concatenate([[0], ends[:-1]])
-            self._crop_starts.clear()
+        if not found:
+            return
+        with ThreadPoolExecutor() as pool:
+            shards = list(pool.map(self._read, found))
+        self._missing = [file for file in self._missing if file not in found]
+        for name, column in self.tables.items():
+            column += [shard[name] for shard in shards]
+        self._wave = _append(self._wave, [shard["wave"] for shard in shards])
+        self._phones = _append(self._phones, [shard["phones"] for shard in shards])
+        ends = np.cumsum(np.concatenate(self.tables["frames"]))
+        self._starts = np.concatenate([[0], ends[:-1]])
+        self._crop_starts.clear()
+        if self.frames >= self._max_frames:
+            self._missing.clear()
+
+    def _read(self, file: Path) -> dict[str, NDArray[Any]]:
+        with np.load(file) as shard:
+            return {name: shard[name] for name in ("wave", *self.tables)}
 
     def wait(self) -> None:
         """Waits for the first shard."""
@@ -139,3 +155,14 @@ class Recordings:
         index = number.clamp(min=0)[..., None] * FRAME + torch.arange(FRAME, device=self._device)
         wave = self._wave[index].float() / 32768 * (number >= 0)[..., None]
         return wave.flatten(1), number
+
+
+def _append(tensor: Tensor, parts: Sequence[NDArray[Any]]) -> Tensor:
+    """The tensor with more rows; `torch.cat` would need the parts on the device as well."""
+    longer = tensor.new_empty(len(tensor) + sum(map(len, parts)), *tensor.shape[1:])
+    at = len(tensor)
+    longer[:at] = tensor
+    for part in parts:
+        longer[at : at + len(part)] = torch.from_numpy(part)
+        at += len(part)
+    return longer

@@ -1,8 +1,9 @@
 """Runs the stages that need a GPU, each in a process of its own with a log, and times them.
 
-With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
-`vocoder` on the second one. Trainings and `synthesis` have more time then; all stages together
-take less than 30 minutes. Trainings and `synthesis` continue where an earlier run was stopped.
+With two GPUs the stages that do not depend on each other run beside each other: `synthesis`,
+`vocoder` and `speak` on the second one. Trainings and `synthesis` have more time then; all stages
+together take less than 30 minutes. Trainings and `synthesis` continue where an earlier run was
+stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
@@ -24,7 +25,7 @@ from examples.train_voice.layout import Work, summary
 _POLL_INTERVAL_S = 0.5
 _MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 5
     1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 11.0},
-    2: {"synthesis": 9.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.0},
+    2: {"synthesis": 10.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.5},
 }
 _SYNTHESIS_WORKERS = {1: 2, 2: 3}  # processes, by the number of GPUs
 
@@ -90,7 +91,7 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
         module("export", after=["talker", "vocoder"]),
         module("truth", truth, after=["export"]),
         Stage("calibrate", calibrate, ("truth",)),
-        module("speak", "--device", "cuda", after=["calibrate"]),
+        module("speak", "--device", "cuda", after=["export"], beside=True),
     ]
 
 

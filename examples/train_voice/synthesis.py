@@ -26,7 +26,7 @@ from examples.train_voice.speech import SAMPLE_RATE, Synthesiser, TeacherSpeech
 from examples.train_voice.text import held_out_corpus
 from examples.train_voice.workers import worker_processes
 
-SHARD = 4000  # texts: the teacher's batches need many of equal length
+SHARD = 2000  # texts: the teacher's batches need many of equal length, `codec` waits for a shard
 _MIN_S, _MAX_S = 0.25, 32.0
 Lines = list[tuple[str, str]]  # voice and line of the phonemes file of each text
 S = TypeVar("S")

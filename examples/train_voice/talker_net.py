@@ -17,7 +17,7 @@ from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Layer, model_specs
 
 GUIDED_LAYERS = 2, 3  # whose first head is trained to attend to the word being spoken
-_DROPOUT = 0.1
+_DROPOUT = 0.05
 
 
 def _run_layer(

@@ -1,6 +1,6 @@
 """Writes the corpus: texts in English and Spanish, each with the voice that speaks it.
 
-python -m examples.train_voice.text WORK --texts 100000
+python -m examples.train_voice.text WORK --texts 180000
 """
 
 import argparse
@@ -203,7 +203,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder")
-    parser.add_argument("--texts", type=int, default=100_000)
+    parser.add_argument("--texts", type=int, default=180_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--root", type=Path, default=sources.DEBIAN, help="folder of the Debian packages' files"

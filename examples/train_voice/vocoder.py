@@ -23,7 +23,7 @@ from examples.train_voice.discriminators import (
     feature_loss,
 )
 from examples.train_voice.layout import Work, append_json, summary
-from examples.train_voice.recordings import Recordings
+from examples.train_voice.recordings import CODEC_HOURS, Recordings
 from examples.train_voice.resynthesis import Resynthesis
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME
@@ -140,7 +140,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     state = load_state(file if file.exists() else work.state("codec"), device)
     model.load(state)
     used_s = state["used"] if file.exists() else 0.0
-    recordings = Recordings(work, device)
+    recordings = Recordings(work, device, CODEC_HOURS)
     recordings.wait()
     training = _Training(model, device, channels)
     if discriminators_file.exists():
