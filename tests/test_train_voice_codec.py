@@ -126,6 +126,22 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     assert grad.isfinite().all() and (grad != 0).any(1).all()
 
 
+def test_discriminators_do_not_learn_how_silent_a_pause_is() -> None:
+    """Recordings begin with digital silence, decoded speech does not."""
+    torch.manual_seed(0)
+    real, fake = torch.zeros(2, 3840), 2e-4 * torch.randn(2, 3840)
+    discriminators = Discriminators(Spectra(torch.device("cpu")), channels=4)
+    optimizer = torch.optim.Adam(discriminators.parameters(), lr=3e-3)
+    losses: list[float] = []
+    for _ in range(40):
+        loss = discriminator_loss(discriminators(real), discriminators(fake))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses) > 3.8  # 4.0 if all scores are 0.5; without noise it falls to 2.7
+
+
 def tone(hertz: float, shift: float = 0.0) -> torch.Tensor:
     """Half a second of a sine [1, samples] with a level of -23 dBFS; shift in periods."""
     seconds = torch.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
@@ -138,6 +154,17 @@ def test_the_distance_of_spectra_depends_on_the_phases_of_low_frequencies_only()
     assert spectra.phase_distance(low - high, low + high) < 0.1
     assert spectra.magnitude_distance(high - low, low + high) < 0.5
     assert spectra.magnitude_distance(high, low + high) > 1
+
+
+def test_silence_does_not_have_most_of_the_gradient_of_magnitudes() -> None:
+    torch.manual_seed(0)
+    speech = 0.1 * torch.randn(1, SAMPLE_RATE // 4)
+    recording = torch.cat([torch.zeros_like(speech), speech], 1)
+    decoded = torch.cat([4e-5 * torch.randn_like(speech), 0.8 * speech], 1).requires_grad_()
+    distance = Spectra(torch.device("cpu")).magnitude_distance(decoded, recording)
+    (grad,) = torch.autograd.grad(distance, decoded)
+    in_silence, in_speech = grad[:, : speech.shape[1] - 2048], grad[:, speech.shape[1] + 2048 :]
+    assert in_silence.norm() < 3 * in_speech.norm()  # 139 times with absolute differences
 
 
 def test_the_distance_of_phases_does_not_depend_on_the_decoded_level() -> None:

@@ -85,7 +85,7 @@ class _Training:
         spectral = magnitudes + _PHASE_WEIGHT * phases
         phone_losses = _PHONE_WEIGHT * (phone + 0.5 * exact_phone)
         commitment = 0.25 * quantized.commitment
-        self._descend(spectral + commitment + phone_losses + 5 * mel, limit=20.0)
+        norm = self._descend(spectral + commitment + phone_losses + 5 * mel, limit=20.0)
         complete = active.amin(0) > 0  # crops that use all codebooks
         pair = (decoded.detach() * complete[:, None], target * complete[:, None])
         return {
@@ -95,6 +95,7 @@ class _Training:
             "phone": phone.detach(),
             "exact_phone": exact_phone.detach(),
             "commit": quantized.commitment.detach(),
+            "norm": norm,
             "wave_mel": self._spectra.mel_distance(*pair) / complete.float().mean(),
         }
 
@@ -108,11 +109,13 @@ class _Training:
         logits = logits.unflatten(-1, (2, len(PHONES))).flatten(0, 2)
         return F.cross_entropy(logits, phones.flatten(), ignore_index=-100)
 
-    def _descend(self, loss: Tensor, limit: float) -> None:
+    def _descend(self, loss: Tensor, limit: float) -> Tensor:
+        """Descends along a gradient of limited norm; gives the norm."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         self.optimizer.step()
+        return norm
 
 
 def _active(groups: int, crops: int, reduced: bool, rng: np.random.Generator) -> Tensor:

@@ -14,6 +14,9 @@ _SLOPE = 0.1  # of activations for negative values
 _FIRST_SCORES = 0.1  # deviation of untrained scores
 _GAIN = 10.0  # of waveforms, to unit variance: recordings have a level of 0.1
 _FLOOR = 1e-2  # magnitude below which spectra are not compressed further
+# Noise of -66 dBFS in all waveforms. Without it the networks tell digital silence from decoded
+# silence, and the gradient there is a hundred times that of speech.
+_NOISE = 5e-4
 
 Output = tuple[Tensor, list[Tensor]]  # scores, and the features of every layer
 
@@ -88,8 +91,9 @@ class Discriminators(nn.Module):
         self._spectral_networks = nn.ModuleList(_spectral_network(channels) for _ in _SIZES)
 
     def forward(self, wave: Tensor) -> list[Output]:
-        """Gives the output of each network for wave [batch, samples]."""
+        """Gives the output of each network for wave [batch, samples], with noise."""
         outputs: list[Output] = []
+        wave = wave + _NOISE * torch.randn_like(wave)
         for period, network in zip(_PERIODS, self._period_networks, strict=True):
             padded = F.pad(wave, (0, -wave.shape[1] % period))
             outputs.append(network(_GAIN * padded.unflatten(1, (-1, period))[:, None]))

@@ -10,6 +10,9 @@ from torch import Tensor
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
+_FLOOR = 0.05  # added to magnitudes of 1,024 samples before the logarithm; noise of -52 dBFS
+_SMALL = 0.3  # difference of logarithms below which the distance is quadratic
+_MAGNITUDE_WEIGHT, _MEL_WEIGHT, _LINEAR_WEIGHT = 2.0, 4.0, 0.5
 _PHASE_SIZES, _PHASE_TOP_HZ = (1024, 512), 1000
 _PHASE_FLOOR = 0.1  # least magnitude in the distance of phases, relative to the recording's
 
@@ -61,18 +64,23 @@ class Spectra:
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
 
     def magnitude_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Mean distance of magnitudes, their logarithms and log-mels."""
+        """Mean distance of magnitudes, their logarithms and log-mels.
+
+        Small differences of logarithms count little. Silence has no others, and with absolute
+        differences its gradient is that of the floor's inverse: tens of times that of speech.
+        """
         total = decoded.new_zeros(())
         for size in _SIZES:
-            floor = 2e-2 * (size / 1024) ** 0.5
+            floor = _FLOOR * (size / 1024) ** 0.5
             a = self.magnitude(decoded, size)
             with torch.no_grad():
                 b = self.magnitude(target, size)
-            total = total + ((a + floor).log() - (b + floor).log()).abs().mean()
-            total = total + 0.5 * (a - b).abs().mean() / (b.mean() + 1e-3)
+            total = total + _MAGNITUDE_WEIGHT * _log_distance(a, b, floor)
+            total = total + _LINEAR_WEIGHT * (a - b).abs().mean() / (b.mean() + 1e-3)
             if size >= 512:
-                difference = self.log_mel(a, size) - self.log_mel(b, size)
-                total = total + 1.5 * difference.abs().mean()
+                filters = self._filters[size] / self._filters[size].sum(0)
+                mels = (x @ filters for x in (a, b))
+                total = total + _MEL_WEIGHT * _log_distance(*mels, floor)
         return total
 
     def phase_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
@@ -100,3 +108,9 @@ class Spectra:
         """The distance at 1,024 samples and 80 bands, as reported in the logs."""
         a, b = (self.log_mel(self.magnitude(x, 1024), 1024) for x in (decoded, target))
         return (a - b).abs().mean()
+
+
+def _log_distance(a: Tensor, b: Tensor, floor: float) -> Tensor:
+    """Mean distance of the logarithms of values above a floor."""
+    difference = (a + floor).log() - (b + floor).log()
+    return ((difference.square() + _SMALL**2).sqrt() - _SMALL).mean()
