@@ -143,13 +143,14 @@ class _ResidualBlock(torch.nn.Module):
 class Kokoro:
     """The teacher on a device."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: torch.device, rate: float) -> None:
         """Loads the weights.
 
         Args:
             folder: What `get.sh` made: `kokoro.pack` with the weights, `styles.npz` with style
                 tables [510, 256], and the wheel of the package `kokoro`.
             device: Of the computation.
+            rate: How fast it speaks, relative to the durations that it was trained with.
 
         Raises:
             FileNotFoundError: A file is missing in the folder.
@@ -170,7 +171,7 @@ class Kokoro:
         for blocks in (generator.resblocks, generator.noise_res):
             for i, block in enumerate(blocks):
                 blocks[i] = _ResidualBlock(block, device)
-        self._network, self._device = network.to(device), device
+        self._network, self._device, self._rate = network.to(device), device, rate
         for module in network.modules():
             if isinstance(module, torch.nn.LSTM):
                 module.flatten_parameters()
@@ -260,7 +261,7 @@ class _Texts:
 
     def __init__(self, teacher: Kokoro, phonemes: list[str], styles: list[Tensor]) -> None:
         device = teacher._device
-        self._network = teacher._network
+        self._network, self._rate = teacher._network, teacher._rate
         self.lengths = torch.tensor([len(p) + 2 for p in phonemes])
         ids = torch.zeros(len(phonemes), int(self.lengths.max()), dtype=torch.long)
         for row, text in zip(ids, phonemes, strict=True):
@@ -287,8 +288,8 @@ class _Texts:
         out, _ = torch.nn.utils.rnn.pad_packed_sequence(
             predictor.lstm(packed)[0], batch_first=True, total_length=self.ids.shape[1]
         )
-        frames = torch.sigmoid(predictor.duration_proj(out)).sum(-1).round().clamp(min=1).long()
-        return frames.masked_fill(self.mask, 0)
+        frames = torch.sigmoid(predictor.duration_proj(out)).sum(-1) / self._rate
+        return frames.round().clamp(min=1).long().masked_fill(self.mask, 0)
 
 
 def _speech(wave: NDArray[np.float32], phonemes: str, frames: NDArray[np.int64]) -> TeacherSpeech:
