@@ -16,6 +16,7 @@ from examples.train_voice.discriminators import (
 )
 from examples.train_voice.layout import TINY, Work, write_folder
 from examples.train_voice.operations import conv, snake, transposed
+from examples.train_voice.phone_recogniser import PhoneRecogniser
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME, SAMPLE_RATE
 from examples.train_voice.tokenizer import train_tokenizer
@@ -189,3 +190,27 @@ def test_the_gradient_of_phases_is_finite_at_silence_and_makes_it_like_the_recor
     silence = torch.zeros_like(wave)
     (grad,) = torch.autograd.grad(spectra.phase_distance(decoded, silence), decoded)
     assert not grad.any()
+
+
+def test_a_recogniser_learns_phones_and_measures_what_distinguishes_them() -> None:
+    """Two phones are tones of 500 Hz and 2 kHz; each half frame has one of them."""
+    torch.manual_seed(0)
+    recogniser = PhoneRecogniser(Spectra(torch.device("cpu")))
+    optimizer = torch.optim.Adam(recogniser.parameters(), lr=3e-3)
+    seconds = torch.arange(FRAME // 2) / SAMPLE_RATE
+    tones = 0.1 * torch.stack([torch.sin(2 * torch.pi * hz * seconds) for hz in (500, 2000)])
+    phones = torch.randint(0, 2, (8, 6, 2))
+    wave = tones[phones].flatten(1)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = recogniser.loss(wave, phones)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.2
+    assert recogniser(wave)[0].argmax(-1).equal(phones.flatten(1))
+    assert recogniser.distance(wave, wave) == 0
+    others = recogniser.distance(tones[1 - phones].flatten(1), wave)
+    assert others > 3 * recogniser.distance(0.7 * wave, wave)
+    phones[:] = -100  # of crops between frames
+    phones[0, 0, 0] = 0
+    assert recogniser.loss(wave, phones).isfinite()

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from examples.train_voice.codec_model import CodecModel
 from examples.train_voice.codec_net import Quantizer
 from examples.train_voice.layout import Work, append_json, summary
+from examples.train_voice.phone_recogniser import PhoneRecogniser
 from examples.train_voice.phonemes import PHONES
 from examples.train_voice.recordings import CODEC_HOURS, Recordings
 from examples.train_voice.resynthesis import Resynthesis
@@ -33,20 +34,31 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 1e-3
 _CODEBOOKS_FROM, _LONG_CROPS_FROM = 0.1, 0.85  # shares of the time
-_PHONE_WEIGHT, _PHASE_WEIGHT = 2.0, 3.0
+_PHONE_WEIGHT, _PHASE_WEIGHT, _RECOGNISED_WEIGHT = 2.0, 3.0, 5.0
+_BETAS, _DECAY = (0.8, 0.99), 1e-3
 _REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
 _START_INTERVAL = 4  # one step in four decodes the start of its crops
 _LOG_EVERY = 100
 
 
 class _Training:
-    """The optimiser and the two kinds of steps."""
+    """Optimisers of the codec and of the recogniser, and the two kinds of steps."""
 
     def __init__(self, model: CodecModel, device: torch.device) -> None:
         self.model = model
         self.parameters = list(model.parameters.values())
-        self.optimizer = adamw(self.parameters, betas=(0.8, 0.99), decay=1e-3)
         self._spectra = Spectra(device)
+        self.recogniser = PhoneRecogniser(self._spectra).to(device)
+        self._recogniser_parameters = list(self.recogniser.parameters())
+        self._optimizer, self._recogniser_optimizer = (
+            adamw(p, betas=_BETAS, decay=_DECAY)
+            for p in (self.parameters, self._recogniser_parameters)
+        )
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate of the next step."""
+        for optimizer in (self._optimizer, self._recogniser_optimizer):
+            set_rate(optimizer, rate)
 
     def features_step(self, wave: Tensor, phones: Tensor, _: Tensor) -> dict[str, Tensor]:
         """Trains the encoder alone to predict phones and log-mels from its embedding.
@@ -54,12 +66,13 @@ class _Training:
         Codebooks are initialised from the trained embedding later; codebooks that are trained
         together with an untrained encoder collapse.
         """
+        recognised = self._train_recogniser(wave, phones)
         semantic, acoustic = self.model.embed(wave)
         q = self.model.join(semantic.detach(), acoustic)
         mel, phone = self._mel_loss(wave, q), self._phone_loss(phones, semantic)
         size = q.square().mean() + semantic.square().mean()
         self._descend(5 * mel + phone + 1e-3 * size, limit=5.0)
-        return {"mel": mel.detach(), "phone": phone.detach()}
+        return {"mel": mel.detach(), "phone": phone.detach(), "recogniser": recognised}
 
     def codec_step(
         self, wave: Tensor, phones: Tensor, active: Tensor, *, at_start: bool
@@ -70,6 +83,7 @@ class _Training:
         log-mels codebook 0 distinguishes loudness and pitch, and has too few entries for phones.
         """
         model, frames = self.model, phones.shape[1]
+        recogniser = self._train_recogniser(wave, phones)
         exact, acoustic = model.embed(wave)
         quantized = model.quantizer(
             exact.flatten(0, 1), acoustic.flatten(0, 1), active.repeat_interleave(frames, 1)
@@ -82,15 +96,18 @@ class _Training:
         decoded, target = model.decode_part(q, wave, at_start=at_start)
         magnitudes = self._spectra.magnitude_distance(decoded, target)
         phases = self._spectra.phase_distance(decoded, target)
-        spectral = magnitudes + _PHASE_WEIGHT * phases
+        recognised = self.recogniser.distance(decoded, target)
+        waveform = magnitudes + _PHASE_WEIGHT * phases + _RECOGNISED_WEIGHT * recognised
         phone_losses = _PHONE_WEIGHT * (phone + 0.5 * exact_phone)
         commitment = 0.25 * quantized.commitment
-        norm = self._descend(spectral + commitment + phone_losses + 5 * mel, limit=20.0)
+        norm = self._descend(waveform + commitment + phone_losses + 5 * mel, limit=20.0)
         complete = active.amin(0) > 0  # crops that use all codebooks
         pair = (decoded.detach() * complete[:, None], target * complete[:, None])
         return {
             "magnitudes": magnitudes.detach(),
             "phases": phases.detach(),
+            "recognised": recognised.detach(),
+            "recogniser": recogniser,
             "mel": mel.detach(),
             "phone": phone.detach(),
             "exact_phone": exact_phone.detach(),
@@ -111,11 +128,20 @@ class _Training:
 
     def _descend(self, loss: Tensor, limit: float) -> Tensor:
         """Descends along a gradient of limited norm; gives the norm."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        self.optimizer.step()
+        self._optimizer.step()
         return norm
+
+    def _train_recogniser(self, wave: Tensor, phones: Tensor) -> Tensor:
+        """Trains the recogniser on recordings; gives its loss."""
+        self._recogniser_optimizer.zero_grad(set_to_none=True)
+        loss = self.recogniser.loss(wave, phones)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._recogniser_parameters, 1.0)
+        self._recogniser_optimizer.step()
+        return loss.detach()
 
 
 def _active(groups: int, crops: int, reduced: bool, rng: np.random.Generator) -> Tensor:
@@ -136,14 +162,15 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
     model = CodecModel(config, device)
     recordings = Recordings(work, device, CODEC_HOURS)
     recordings.wait()
+    training, groups = _Training(model, device), config.decoder.num_groups
     used_s = 0.0
     if file.exists():
         state = load_state(file, device)
         model.load(state)
+        training.recogniser.load_state_dict(state["recogniser"])
         used_s = state["used"]
     else:
         model.calibrate(recordings.crops(8, frames, rng)[0])
-    training, groups = _Training(model, device), config.decoder.num_groups
     average = Average(training.parameters)
     budget = Budget(minutes, used_s)
     steps: dict[tuple[bool, bool, bool], CapturedStep] = {}
@@ -151,7 +178,8 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
     resynthesis = Resynthesis(work, "codec", model, recordings)
 
     def save() -> None:
-        save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+        rest = {"recogniser": training.recogniser.state_dict(), "used": budget.used_s}
+        save_state(file, model.state(average.tensors) | rest)
         with average.applied():
             times = {"step": step_idx, "seconds": budget.used_s}
             append_json(work.log("codec"), times | resynthesis.measure())
@@ -168,7 +196,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, phones = recordings.crops(num_crops, num_frames, rng)
             active = _active(groups, num_crops, not long, rng).to(device, non_blocking=True)
-            set_rate(training.optimizer, budget.rate(_PEAK_RATE))
+            training.set_rate(budget.rate(_PEAK_RATE))
             at_start = not features and step_idx % _START_INTERVAL == 0
             kind = (features, long, at_start)
             if kind not in steps:

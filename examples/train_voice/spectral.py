@@ -10,6 +10,7 @@ from torch import Tensor
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
+_PHONE_SIZE, PHONE_BANDS = 480, 64  # of log-mels with 16 spectra per frame
 _FLOOR = 0.05  # added to magnitudes of 1,024 samples before the logarithm; noise of -52 dBFS
 _SMALL = 0.3  # difference of logarithms below which the distance is quadratic
 _MAGNITUDE_WEIGHT, _MEL_WEIGHT, _LINEAR_WEIGHT = 2.0, 4.0, 0.5
@@ -33,7 +34,8 @@ class Spectra:
     def __init__(self, device: torch.device) -> None:
         self._bases: dict[int, Tensor] = {}
         self._filters: dict[int, Tensor] = {}
-        for size, bands in (_BANDS | {_CODEC_SIZE: _CODEC_BANDS}).items():
+        others = {_CODEC_SIZE: _CODEC_BANDS, _PHONE_SIZE: PHONE_BANDS}
+        for size, bands in (_BANDS | others).items():
             cycles = torch.outer(torch.arange(size), torch.arange(size // 2 + 1)) % size
             angles = 2 * math.pi / size * cycles.double()
             waves = torch.cat([angles.cos(), -angles.sin()], 1)
@@ -62,6 +64,11 @@ class Spectra:
         """Eight log-mel spectra per frame of the codec: [batch, codec frames, 320]."""
         mels = self.log_mel(self.magnitude(wave, _CODEC_SIZE), _CODEC_SIZE)
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
+
+    def phone_mels(self, wave: Tensor) -> Tensor:
+        """Log-mel spectra at steps of 5 ms: [batch, 16 * codec frames, 64]."""
+        mels = self.magnitude(wave, _PHONE_SIZE) @ self._filters[_PHONE_SIZE]
+        return (mels[:, :-1] + _FLOOR).log()
 
     def magnitude_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
         """Mean distance of magnitudes, their logarithms and log-mels.

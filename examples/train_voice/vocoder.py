@@ -23,6 +23,7 @@ from examples.train_voice.discriminators import (
     feature_loss,
 )
 from examples.train_voice.layout import Work, append_json, summary
+from examples.train_voice.phone_recogniser import PhoneRecogniser
 from examples.train_voice.recordings import CODEC_HOURS, Recordings
 from examples.train_voice.resynthesis import Resynthesis
 from examples.train_voice.spectral import Spectra
@@ -41,7 +42,9 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-_WEIGHTS = {"magnitudes": 0.5, "phases": 1.5, "adversarial": 0.2, "features": 0.5}
+_WEIGHTS = {
+    "magnitudes": 0.5, "phases": 1.5, "recognised": 2.5, "adversarial": 0.2, "features": 0.5,
+}  # fmt: skip
 _DISCRIMINATOR_LOSSES = "adversarial", "features"
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _DISCRIMINATOR_STEPS = 300  # first steps, whose adversarial losses do not train the decoder
@@ -61,6 +64,7 @@ class _Training:
         self.model = model
         self.discriminators = Discriminators(Spectra(device), channels).to(device)
         self._spectra = Spectra(device)
+        self.recogniser = PhoneRecogniser(self._spectra).to(device).requires_grad_(False)
         self._fast = fast_type(device)
         self._device = device
         self._parameters = model.decoder_parameters(), list(self.discriminators.parameters())
@@ -90,6 +94,7 @@ class _Training:
         losses = {
             "magnitudes": self._spectra.magnitude_distance(decoded, target),
             "phases": self._spectra.phase_distance(decoded, target),
+            "recognised": self.recogniser.distance(decoded, target),
             "adversarial": adversarial_loss(fake),
             "features": feature_loss(real, fake),
         }
@@ -137,12 +142,14 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = CodecModel(work.codec_config(), device)
-    state = load_state(file if file.exists() else work.state("codec"), device)
+    codec = load_state(work.state("codec"), device)
+    state = load_state(file, device) if file.exists() else codec | {"used": 0.0}
     model.load(state)
-    used_s = state["used"] if file.exists() else 0.0
+    used_s = state["used"]
     recordings = Recordings(work, device, CODEC_HOURS)
     recordings.wait()
     training = _Training(model, device, channels)
+    training.recogniser.load_state_dict(codec["recogniser"])
     if discriminators_file.exists():
         training.discriminators.load_state_dict(load_state(discriminators_file, device))
     judged_steps = _DISCRIMINATOR_STEPS + _RAMP_STEPS if discriminators_file.exists() else 0
