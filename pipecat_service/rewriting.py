@@ -100,7 +100,14 @@ class TextRewriting:
         text = before + after
         closers = [closer for closer, opener in _OPENERS.items() if opener in text]
         closers += {f"</{name}>" for name in _TAG.findall(text)}
-        for rest in (f"x{closer}." for closer in closers):
+        rests = [f"x{closer}." for closer in closers]
+        rests += [  # the text may end within the mark
+            f"{closer[k:]}."
+            for closer in closers
+            for k in range(1, len(closer))
+            if text.endswith(closer[:k])
+        ]
+        for rest in rests:
             if await self._rewrite(text + rest) != await self._rewrite(before, after + rest):
                 return False
         return True

@@ -66,13 +66,13 @@ class _Training:
         Codebooks are initialised from the trained embedding later; codebooks that are trained
         together with an untrained encoder collapse.
         """
-        recognised = self._train_recogniser(wave, phones)
+        recogniser = self._train_recogniser(wave, phones)
         semantic, acoustic = self.model.embed(wave)
         q = self.model.join(semantic.detach(), acoustic)
         mel, phone = self._mel_loss(wave, q), self._phone_loss(phones, semantic)
         size = q.square().mean() + semantic.square().mean()
         self._descend(5 * mel + phone + 1e-3 * size, limit=5.0)
-        return {"mel": mel.detach(), "phone": phone.detach(), "recogniser": recognised}
+        return {"mel": mel.detach(), "phone": phone.detach(), "recogniser": recogniser}
 
     def codec_step(
         self, wave: Tensor, phones: Tensor, active: Tensor, *, at_start: bool

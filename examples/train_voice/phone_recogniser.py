@@ -18,7 +18,7 @@ _STRIDES = 2, 2, 2, 1, 1  # from 5 to 40 ms, half a frame
 
 
 class PhoneRecogniser(nn.Module):
-    """Convolutions over log-mels; each half frame sees about 0.4 s on both sides."""
+    """Convolutions over log-mels; each half frame sees 0.23 s on both sides."""
 
     def __init__(self, spectra: Spectra) -> None:
         super().__init__()

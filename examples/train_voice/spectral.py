@@ -86,8 +86,7 @@ class Spectra:
             total = total + _LINEAR_WEIGHT * (a - b).abs().mean() / (b.mean() + 1e-3)
             if size >= 512:
                 filters = self._filters[size] / self._filters[size].sum(0)
-                mels = (x @ filters for x in (a, b))
-                total = total + _MEL_WEIGHT * _log_distance(*mels, floor)
+                total = total + _MEL_WEIGHT * _log_distance(a @ filters, b @ filters, floor)
         return total
 
     def phase_distance(self, decoded: Tensor, target: Tensor) -> Tensor:

@@ -147,6 +147,7 @@ async def whole(engine: TTS, rewriting: str, text: str) -> str:
 @example(f"He **{ELEVEN}** said. More words follow.", [])
 @example("About 5 km from here, or 30 degrees C now.", list(range(60)))
 @example(f"**{ELEVEN}** ~~out~~ ~~out~~ * a", [len(f"**{ELEVEN}** ~~out~~ ~~out~~ ")])
+@example(f"[see {ELEVEN}](https://a.example/b)", [len(f"[see {ELEVEN}]")])
 def test_speech_is_that_of_the_whole_text(
     engine: TTS, rewriting: str, text: str, cuts: list[int]
 ) -> None:
