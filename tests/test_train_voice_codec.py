@@ -201,15 +201,21 @@ def test_a_recogniser_learns_phones_and_measures_what_distinguishes_them() -> No
     tones = 0.1 * torch.stack([torch.sin(2 * torch.pi * hz * seconds) for hz in (500, 2000)])
     phones = torch.randint(0, 2, (8, 6, 2))
     wave = tones[phones].flatten(1)
-    for _ in range(30):
+    for _ in range(60):
         optimizer.zero_grad()
         recogniser.loss(wave, phones).backward()
         optimizer.step()
     assert recogniser.loss(wave, phones) < 0.2
     assert recogniser(wave)[0].argmax(-1).equal(phones.flatten(1))
     assert recogniser.distance(wave, wave) == 0
-    others = recogniser.distance(tones[1 - phones].flatten(1), wave)
-    assert others > 3 * recogniser.distance(0.7 * wave, wave)
+    other = tones[1 - phones].flatten(1)
+    assert recogniser.distance(other, wave) > 3 * recogniser.distance(0.7 * wave, wave)
+    noise, norms = torch.randn_like(wave), list[torch.Tensor]()
+    for level in (1e-5, 1e-4):  # of decoded silence: the gradient vanishes with the difference
+        decoded = (level * noise).requires_grad_()
+        distance = recogniser.distance(decoded, torch.zeros_like(wave))
+        norms.append(torch.autograd.grad(distance, decoded)[0].norm())
+    assert norms[0] < 0.3 * norms[1]
     phones[:] = -100  # of crops between frames
     phones[0, 0, 0] = 0
     assert recogniser.loss(wave, phones).isfinite()

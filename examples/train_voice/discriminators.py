@@ -14,7 +14,7 @@ _SLOPE = 0.1  # of activations for negative values
 _FIRST_SCORES = 0.1  # deviation of untrained scores
 _GAIN = 10.0  # of waveforms, to unit variance: recordings have a level of 0.1
 _FLOOR = 1e-2  # magnitude below which spectra are not compressed further
-# Noise of -66 dBFS in all waveforms. Without it the networks tell digital silence from decoded
+# Noise of -66 dBFS in all waveforms. Without it the networks distinguish digital from decoded
 # silence, and the gradient there is a hundred times that of speech.
 _NOISE = 5e-4
 

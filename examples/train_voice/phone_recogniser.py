@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.train_voice.discriminators import Output, feature_loss
+from examples.train_voice.discriminators import Output
 from examples.train_voice.phonemes import PHONES
-from examples.train_voice.spectral import PHONE_BANDS, Spectra
+from examples.train_voice.spectral import PHONE_BANDS, Spectra, soft_distance
 
 _WIDTH, _KERNEL = 192, 5
 _STRIDES = 2, 2, 2, 1, 1  # from 5 to 40 ms, half a frame
@@ -48,7 +48,12 @@ class PhoneRecogniser(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), phones.flatten(), ignore_index=-100)
 
     def distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Relative distance of the features of two waveforms [batch, samples]."""
+        """Distance of the features of two waveforms [batch, samples]: mean over layers.
+
+        Differences are relative to the mean magnitude of the target's features.
+        """
         with torch.no_grad():
-            expected = self(target)
-        return feature_loss([expected], [self(decoded)])
+            _, expected = self(target)
+        _, found = self(decoded)
+        pairs = zip(expected, found, strict=True)
+        return torch.stack([soft_distance((e - f) / e.abs().mean()) for e, f in pairs]).mean()

@@ -11,8 +11,8 @@ _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
 _CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
 _PHONE_SIZE, PHONE_BANDS = 480, 64  # of log-mels with 16 spectra per frame
-_FLOOR = 0.05  # added to magnitudes of 1,024 samples before the logarithm; noise of -52 dBFS
-_SMALL = 0.3  # difference of logarithms below which the distance is quadratic
+_FLOOR = 0.05  # of magnitudes of 1,024 samples in logarithms: noise of -52 dBFS
+_SMALL = 0.3  # difference below which `soft_distance` is quadratic
 _MAGNITUDE_WEIGHT, _MEL_WEIGHT, _LINEAR_WEIGHT = 2.0, 4.0, 0.5
 _PHASE_SIZES, _PHASE_TOP_HZ = (1024, 512), 1000
 _PHASE_FLOOR = 0.1  # least magnitude in the distance of phases, relative to the recording's
@@ -67,8 +67,8 @@ class Spectra:
 
     def phone_mels(self, wave: Tensor) -> Tensor:
         """Log-mel spectra at steps of 5 ms: [batch, 16 * codec frames, 64]."""
-        mels = self.magnitude(wave, _PHONE_SIZE) @ self._filters[_PHONE_SIZE]
-        return (mels[:, :-1] + _FLOOR).log()
+        means = self._band_means(self.magnitude(wave, _PHONE_SIZE), _PHONE_SIZE)
+        return (means[:, :-1] + _floor(_PHONE_SIZE)).log()
 
     def magnitude_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
         """Mean distance of magnitudes, their logarithms and log-mels.
@@ -78,16 +78,19 @@ class Spectra:
         """
         total = decoded.new_zeros(())
         for size in _SIZES:
-            floor = _FLOOR * (size / 1024) ** 0.5
             a = self.magnitude(decoded, size)
             with torch.no_grad():
                 b = self.magnitude(target, size)
-            total = total + _MAGNITUDE_WEIGHT * _log_distance(a, b, floor)
+            total = total + _MAGNITUDE_WEIGHT * _log_distance(a, b, _floor(size))
             total = total + _LINEAR_WEIGHT * (a - b).abs().mean() / (b.mean() + 1e-3)
             if size >= 512:
-                filters = self._filters[size] / self._filters[size].sum(0)
-                total = total + _MEL_WEIGHT * _log_distance(a @ filters, b @ filters, floor)
+                means = self._band_means(a, size), self._band_means(b, size)
+                total = total + _MEL_WEIGHT * _log_distance(*means, _floor(size))
         return total
+
+    def _band_means(self, magnitude: Tensor, size: int) -> Tensor:
+        """Mean magnitude in each mel band."""
+        return magnitude @ self._filters[size] / self._filters[size].sum(0)
 
     def phase_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
         """Distance of phases up to 1 kHz: 0 if all are equal, about 2 if they are independent.
@@ -116,7 +119,16 @@ class Spectra:
         return (a - b).abs().mean()
 
 
+def _floor(size: int) -> float:
+    """The floor for windows of a size: magnitudes of noise are proportional to its root."""
+    return _FLOOR * (size / 1024) ** 0.5
+
+
 def _log_distance(a: Tensor, b: Tensor, floor: float) -> Tensor:
     """Mean distance of the logarithms of values above a floor."""
-    difference = (a + floor).log() - (b + floor).log()
+    return soft_distance((a + floor).log() - (b + floor).log())
+
+
+def soft_distance(difference: Tensor) -> Tensor:
+    """Mean absolute difference, quadratic where it is small: silence has a small gradient, too."""
     return ((difference.square() + _SMALL**2).sqrt() - _SMALL).mean()
