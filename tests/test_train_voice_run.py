@@ -76,6 +76,7 @@ def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_
             assert simulated.index("end", name) < simulated.index("start", stage.name)
     # The codec begins with the first recordings, the vocoder has a GPU of its own if there are two.
     assert simulated.index("start", "codec") < simulated.index("end", "synthesis")
+    assert simulated.index("start", "speak") < simulated.index("end", "calibrate")
     is_beside = simulated.index("start", "vocoder") < simulated.index("end", "codes")
     assert is_beside == (num_gpus == 2)
 
@@ -85,7 +86,7 @@ def test_all_stages_take_less_than_half_an_hour(tmp_path: Path, num_gpus: int) -
     """Of the stages that do not wait for each other the slower one counts."""
     end = dict[str, float]()
     for stage in recipe(tmp_path, num_gpus):
-        before = list(end) if num_gpus == 1 and stage.name != "codec" else stage.after
+        before = list(end) if num_gpus == 1 and not stage.shares else stage.after
         end[stage.name] = minutes(stage) + max((end[name] for name in before), default=0)
     assert 25 < max(end.values()) < 30
 

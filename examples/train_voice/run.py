@@ -23,11 +23,11 @@ from typing import Protocol
 from examples.train_voice.layout import Work, summary
 
 _POLL_INTERVAL_S = 0.5
-_MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 5
-    1: {"synthesis": 7.5, "codec": 7.5, "vocoder": 4.5, "talker": 11.0},
+_MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 3
+    1: {"synthesis": 7.5, "codec": 10.5, "vocoder": 3.9, "talker": 8.4},
     2: {"synthesis": 10.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.5},
 }
-_SYNTHESIS_WORKERS = {1: 2, 2: 3}  # processes, by the number of GPUs
+_SYNTHESIS_WORKERS = 3  # processes
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,15 @@ class Stage:
         name: Its module, or its name in the log.
         command: Arguments of Python.
         after: Stages that must have ended before it starts.
-        beside: Whether it may run on a second GPU.
+        beside: Whether it runs on the second GPU, if there is one.
+        shares: Whether it runs beside other stages on the same GPU, if there is only one.
     """
 
     name: str
     command: tuple[str, ...]
     after: tuple[str, ...] = ()
     beside: bool = False
+    shares: bool = False
 
 
 class StageError(RuntimeError):
@@ -73,25 +75,31 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
     """
     folder, truth = str(work.folder), str(work.folder / "truth.json")
 
-    def module(name: str, *arguments: str, after: Sequence[str], beside: bool = False) -> Stage:
+    def module(
+        name: str,
+        *arguments: str,
+        after: Sequence[str],
+        beside: bool = False,
+        shares: bool = False,
+    ) -> Stage:
         minutes = _MINUTES[num_gpus].get(name)
         limit = ("--minutes", str(minutes)) if minutes else ()
         command = ("-m", f"examples.train_voice.{name}", folder, *arguments, *limit)
-        return Stage(name, command, tuple(after), beside)
+        return Stage(name, command, tuple(after), beside, shares)
 
-    workers = "--workers", str(_SYNTHESIS_WORKERS[num_gpus])
+    workers = "--workers", str(_SYNTHESIS_WORKERS)
     calibrate = ("-m", "megakernel_tts", "calibrate", str(work.voice), "--truth", truth)
     return [
         module("tokenizer", after=()),
         module("synthesis", str(teacher), *workers, after=["tokenizer"], beside=True),
-        module("codec", after=["tokenizer"]),
+        module("codec", after=["tokenizer"], shares=True),
         module("codes", after=["synthesis", "codec"]),
         module("vocoder", after=["synthesis", "codec"], beside=True),
         module("talker", after=["codes"]),
         module("export", after=["talker", "vocoder"]),
-        module("truth", truth, after=["export"]),
-        Stage("calibrate", calibrate, ("truth",)),
-        module("speak", "--device", "cuda", after=["export"], beside=True),
+        module("truth", truth, after=["export"], shares=True),
+        Stage("calibrate", calibrate, ("truth",), shares=True),
+        module("speak", "--device", "cuda", after=["export"], beside=True, shares=True),
     ]
 
 
@@ -119,8 +127,8 @@ def run_stages(
 ) -> Mapping[str, float]:
     """Runs stages in their order, each as soon as it may start.
 
-    On one GPU only `synthesis` runs beside another stage, since `codec` begins with its first
-    recordings.
+    On one GPU `codec` runs beside `synthesis`, with whose first recordings it begins, and the
+    stages after `export` beside each other.
 
     Args:
         all_stages: Each behind those that it depends on.
@@ -141,7 +149,7 @@ def run_stages(
     try:
         while left or running:
             for stage in list(left):
-                must_wait = num_gpus == 1 and stage.name != "codec" and running
+                must_wait = num_gpus == 1 and not stage.shares and running
                 if must_wait or any(name not in seconds for name in stage.after):
                     continue
                 left.remove(stage)
