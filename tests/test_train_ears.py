@@ -139,7 +139,7 @@ def test_the_network_in_training_is_the_engines(lookahead: int, tmp_path: Path) 
     model, lengths = as_model(net), torch.tensor([1, 2, 7, 8, 9, 65, 130, 333, 400])
     mels = 3 * draw(len(lengths), 400, TINY.mels) - 8
     mels *= (torch.arange(400) < lengths[:, None])[..., None]
-    net.calibrate(mels[-1])
+    net.calibrate(mels, lengths)
     with torch.no_grad():
         frames, counts = net.encode(mels, lengths, torch.tensor(lookahead))
         for i, length in enumerate(lengths.tolist()):
@@ -152,7 +152,7 @@ def test_the_transducer_in_training_is_the_engines(tmp_path: Path) -> None:
     """The engine's greedy tokens are those of highest probability at each node of their path."""
     net = make_net(tmp_path)
     with torch.no_grad():
-        net.parameters["joint.head.weight"].mul_(8)
+        net.parameters["joint.head.weight"].mul_(80)
         net.parameters["joint.head.bias"][net.config.transducer.blank_id] += 10
     frames, model = draw(1, 40, TINY.hidden), as_model(net)
     transducer = Transducer(model.weights.transducer, model.config.transducer)
@@ -180,6 +180,36 @@ def test_features_in_training_are_the_engines() -> None:
         golden = engine.recording(wave.numpy())
         found = mels(F.pad(wave, (0, 400))[None], torch.tensor([samples]))[0, : len(golden)]
         torch.testing.assert_close(found, golden, rtol=0, atol=1e-4)
+
+
+def test_training_begins_with_the_tokens_frequencies(tmp_path: Path) -> None:
+    """Of the steps of CTC a fifth has a token, four of five times the same one."""
+    net = make_net(tmp_path)
+    counts = torch.zeros(net.config.transducer.vocab_size)
+    counts[3], counts[5] = 799, 199
+    net.expect(100 * counts, 500_000.0)
+    nothing, blank = torch.zeros(1, 4, TINY.hidden), net.config.transducer.blank_id
+    by_ctc = net.ctc_scores(nothing).exp()[0, 0]
+    torch.testing.assert_close(
+        by_ctc[[blank, 3, 5]], torch.tensor([0.8, 0.16, 0.04]), rtol=0.02, atol=0
+    )
+    blanks, labels = net.transducer_scores(nothing, torch.tensor([[3, 5, 3]]))
+    assert blanks.exp().mean().item() == pytest.approx(5 / 6, abs=0.03)
+    assert labels[..., 0].exp().mean().item() == pytest.approx(0.8 / 6, rel=0.2)
+
+
+def test_the_first_block_sees_normalised_frames_that_differ(tmp_path: Path) -> None:
+    """Frames that are nearly equal at the start remain so: the encoder has no gradient then."""
+    net, lengths = make_net(tmp_path), torch.tensor([300, 400])
+    mels = 3 * draw(2, 400, TINY.mels) - 8
+    net.calibrate(mels, lengths)
+    x, counts = net._subsample(mels, lengths)
+    x = torch.cat([x[0, : counts[0]], x[1, : counts[1]]])
+    torch.testing.assert_close(x.mean(0), torch.zeros(TINY.hidden), rtol=0, atol=1e-4)
+    torch.testing.assert_close(x.std(0), torch.ones(TINY.hidden), rtol=0, atol=1e-4)
+    frames, counts = net.encode(mels, lengths, torch.tensor(1))
+    frames = frames[1, : counts[1]]
+    assert frames.std(0).mean() > 0.7 * frames.std()
 
 
 def test_the_full_checkpoint_is_small_enough(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _EPS = 1e-5
 _POSITION_BASE = 10_000.0
 _HIDDEN = -1e9  # score of a frame that attention does not see
 _DROPOUT = 0.1
-_BLANK_BIAS = 2.0  # at the start: most frames have no label
+_HEAD_GAIN = 0.1  # of the initial weights of the heads
 
 
 class Net:
@@ -45,13 +45,12 @@ class Net:
             TensorSpec("ctc.bias", (config.transducer.vocab_size,)),  # type: ignore[arg-type]
         )
         self.names = [leaf.name for leaf in leaves(specs)]
+        residual_gain = (2 * config.encoder.num_layers) ** -0.5
         self.parameters = {
-            leaf.name: nn.Parameter(_initial(leaf).to(device))
+            leaf.name: nn.Parameter(_initial(leaf, residual_gain).to(device))
             for tree in (specs, ctc)
             for leaf in leaves(tree)
         }
-        with torch.no_grad():
-            self.parameters["joint.head.bias"][config.transducer.blank_id] += _BLANK_BIAS
         self._w: w.Weights = bind(specs, self.parameters)
         self._ctc: w.Linear = bind(ctc, self.parameters)
 
@@ -62,18 +61,44 @@ class Net:
                 parameter.copy_(tensors[name])
 
     @torch.no_grad()
-    def calibrate(self, mels: Tensor) -> None:
-        """Makes the first convolution see features of mean 0 and deviation 1.
+    def calibrate(self, mels: Tensor, lengths: Tensor) -> None:
+        """Makes the first convolution and the first block see a mean of 0 and a deviation of 1.
 
         The features are logarithms, from -17 to 10. The network has no other normalisation of them.
 
         Args:
-            mels: [mel frames, bins] of speech.
+            mels: [batch, mel frames, bins] of speech.
+            lengths: [batch] int64, mel frames of each recording.
         """
-        conv = self._w.encoder.subsampling.stages[0].strided
-        assert conv.bias is not None
-        conv.weight.div_(mels.std())
-        conv.bias.sub_(mels.mean() * conv.weight.sum((1, 2, 3)))
+        subsampling = self._w.encoder.subsampling
+        conv, linear = subsampling.stages[0].strided, subsampling.linear
+        assert conv.bias is not None and linear.bias is not None
+        inside = mels[_inside(mels.shape[1], lengths)]
+        conv.weight.div_(inside.std())
+        conv.bias.sub_(inside.mean() * conv.weight.sum((1, 2, 3)))
+        x, lengths = self._subsample(mels, lengths)
+        x = x[_inside(x.shape[1], lengths)]
+        linear.weight.div_(x.std(0)[:, None])
+        linear.bias.sub_(x.mean(0)).div_(x.std(0))
+
+    @torch.no_grad()
+    def expect(self, counts: Tensor, frames: float) -> None:
+        """Makes the tokens' frequencies the first probabilities of both heads.
+
+        Heads that do not begin with them learn them within a few steps by making the frames of the
+        encoder equal, and then the encoder has no gradient.
+
+        Args:
+            counts: [ids], how often each token occurs.
+            frames: Of all recordings.
+        """
+        blank, tokens = self.config.transducer.blank_id, counts.sum()
+        frequencies = (counts + 1) / (counts + 1).sum()
+        for name, steps in (("ctc", frames), ("joint.head", frames + tokens)):
+            share = (tokens / steps).clamp(max=0.9)  # of the steps that have a label
+            bias = self.parameters[f"{name}.bias"]
+            bias.copy_((share * frequencies).log())
+            bias[blank] = (1 - share).log()
 
     def encode(self, mels: Tensor, lengths: Tensor, lookahead: Tensor) -> tuple[Tensor, Tensor]:
         """Encodes whole recordings.
@@ -108,8 +133,7 @@ class Net:
             if stage.pointwise is not None:
                 x = F.conv2d(x, stage.pointwise.weight, stage.pointwise.bias)
             lengths = lengths // 2 + 1
-            inside = torch.arange(x.shape[2], device=x.device) < lengths[:, None]
-            x = torch.relu(x * inside[:, None, :, None])
+            x = torch.relu(x * _inside(x.shape[2], lengths)[:, None, :, None])
         return _apply(subsampling.linear, x.transpose(1, 2).flatten(2)), lengths
 
     def _visible(self, frame: Tensor, lookahead: Tensor) -> Tensor:
@@ -202,8 +226,8 @@ class Net:
         return x
 
 
-def _initial(leaf: TensorSpec) -> Tensor:
-    """Initial values of a parameter."""
+def _initial(leaf: TensorSpec, residual_gain: float) -> Tensor:
+    """Initial values of a parameter; residual_gain: of the last layers of residual branches."""
     name, shape = leaf.name, leaf.shape
     values = torch.zeros(shape)
     if "lstm" in name:
@@ -214,7 +238,16 @@ def _initial(leaf: TensorSpec) -> Tensor:
         values.normal_(std=0.5)
     elif not name.endswith(("bias_u", "bias_v")):
         values.normal_(std=1 / math.sqrt(math.prod(shape[1:])))
+    if name.endswith(("linear2.weight", "o_proj.weight", "pointwise_conv2.weight")):
+        values.mul_(residual_gain)
+    elif name in ("ctc.weight", "joint.head.weight"):
+        values.mul_(_HEAD_GAIN)
     return values
+
+
+def _inside(frames: int, lengths: Tensor) -> Tensor:
+    """[batch, frames], whether a frame is in its recording."""
+    return torch.arange(frames, device=lengths.device) < lengths[:, None]
 
 
 def _apply(layer: w.Linear, x: Tensor) -> Tensor:

@@ -33,9 +33,9 @@ from examples.train_voice.training import (
     save_state,
     set_rate,
 )
-from megakernel_stt.model.config import HOP_SIZE
+from megakernel_stt.model.config import HOP_SIZE, MELS_PER_FRAME
 
-_PEAK_RATE = 2e-3
+_PEAK_RATE = 1e-3
 _CTC_WEIGHTS = 1.0, 0.15  # at the start and after the share of the time that follows
 _CTC_SHARE = 0.15
 _LOG_EVERY = 100
@@ -70,12 +70,16 @@ class Trainer:
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=on_gpu)
 
     def calibrate(self) -> None:
-        """Adapts the network's first layer to the features of a batch."""
-        group = self._recordings.groups[0]
+        """Adapts the network's first layers and heads to the recordings and their texts."""
+        recordings = self._recordings
+        group = recordings.groups[0]
         chosen = torch.from_numpy(group.members[: group.batch]).to(self._device)
         mels, lengths, _ = self._features(chosen, group.samples, self._augmentation)
-        inside = torch.arange(mels.shape[1], device=self._device) < lengths[:, None]
-        self._net.calibrate(mels[inside])
+        self._net.calibrate(mels, lengths)
+        index = torch.arange(recordings.tokens.shape[1], device=self._device)
+        tokens = recordings.tokens[index < recordings.labels[:, None]]
+        counts = tokens.bincount(minlength=self._net.config.transducer.vocab_size)
+        self._net.expect(counts.float(), len(recordings.wave) / (HOP_SIZE * MELS_PER_FRAME))
 
     def __call__(
         self,
