@@ -187,15 +187,16 @@ def test_training_begins_with_the_tokens_frequencies(tmp_path: Path) -> None:
     net = make_net(tmp_path)
     counts = torch.zeros(net.config.transducer.vocab_size)
     counts[3], counts[5] = 799, 199
-    net.expect(100 * counts, 500_000.0)
+    net.initialise_heads(100 * counts, 500_000.0)
+    net.parameters["joint.head.weight"].data.zero_()
     nothing, blank = torch.zeros(1, 4, TINY.hidden), net.config.transducer.blank_id
     by_ctc = net.ctc_scores(nothing).exp()[0, 0]
     torch.testing.assert_close(
         by_ctc[[blank, 3, 5]], torch.tensor([0.8, 0.16, 0.04]), rtol=0.02, atol=0
     )
     blanks, labels = net.transducer_scores(nothing, torch.tensor([[3, 5, 3]]))
-    assert blanks.exp().mean().item() == pytest.approx(5 / 6, abs=0.03)
-    assert labels[..., 0].exp().mean().item() == pytest.approx(0.8 / 6, rel=0.2)
+    assert blanks.exp().mean().item() == pytest.approx(5 / 6, rel=0.01)
+    assert labels[..., 0].exp().mean().item() == pytest.approx(0.8 / 6, rel=0.01)
 
 
 def test_the_first_block_sees_normalised_frames_that_differ(tmp_path: Path) -> None:
@@ -206,10 +207,10 @@ def test_the_first_block_sees_normalised_frames_that_differ(tmp_path: Path) -> N
     x, counts = net._subsample(mels, lengths)
     x = torch.cat([x[0, : counts[0]], x[1, : counts[1]]])
     torch.testing.assert_close(x.mean(0), torch.zeros(TINY.hidden), rtol=0, atol=1e-4)
-    torch.testing.assert_close(x.std(0), torch.ones(TINY.hidden), rtol=0, atol=1e-4)
+    torch.testing.assert_close(x.std(0, correction=0), torch.ones(TINY.hidden), rtol=0, atol=1e-4)
     frames, counts = net.encode(mels, lengths, torch.tensor(1))
     frames = frames[1, : counts[1]]
-    assert frames.std(0).mean() > 0.7 * frames.std()
+    assert frames.std(0).mean() > 0.96 * frames.std()  # 0.9 with residual branches of full size
 
 
 def test_the_full_checkpoint_is_small_enough(tmp_path: Path) -> None:

@@ -89,17 +89,18 @@ def test_crops_of_the_low_voice_are_drawn_most_often(tmp_path: Path) -> None:
 
 
 class Workers(Executor):
-    """Runs a shard when `make_shards` waits: each takes a minute of virtual time."""
+    """Runs shards when `make_shards` waits: each takes a minute of virtual time, or as given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *first_s: float) -> None:
         self.now_s = 0.0
+        self._left_s = [*first_s]
         self.begun_s: list[float] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.begun_s.append(self.now_s)
         future = Future[Any]()
         if len(self.begun_s) % 2 == 0:  # the second of two ends both
-            self.now_s += 60.0
+            self.now_s += self._left_s.pop(0) if self._left_s else 60.0
         future.set_result(fn(*args, **kwargs))
         return future
 
@@ -116,6 +117,13 @@ def test_shards_are_made_in_order_until_one_would_exceed_the_time() -> None:
     assert begun == [0, 1, 2, 3, 4, 5] and hours == 6
     assert workers.begun_s == [0, 0, 60, 60, 120, 120]
     assert make_shards(range(5), make, Workers(), 2) == 5
+
+
+def test_shards_are_expected_to_take_as_long_as_the_last_ones() -> None:
+    """The first two take twice as long; after 3 minutes there is time for one minute more."""
+    workers = Workers(120.0)
+    make_shards(range(100), lambda _: 0.0, workers, 2, minutes=4.5, clock=lambda: workers.now_s)
+    assert workers.begun_s == [0, 0, 120, 120, 180, 180]
 
 
 def half(shard: int) -> float:

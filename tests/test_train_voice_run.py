@@ -74,9 +74,17 @@ def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_
     for stage in all_stages:
         for name in stage.after:
             assert simulated.index("end", name) < simulated.index("start", stage.name)
-    # The codec begins with the first recordings, the vocoder has a GPU of its own if there are two.
+    # The codec begins with the first recordings, the speech beside the calibration. The vocoder has
+    # a GPU of its own if there are two.
     assert simulated.index("start", "codec") < simulated.index("end", "synthesis")
     assert simulated.index("start", "speak") < simulated.index("end", "calibrate")
+    if num_gpus == 1:
+        may_share = {stage.name for stage in all_stages if stage.shares}
+        assert may_share == {"codec", "truth", "calibrate", "speak"}
+        running = set[str]()
+        for event, name in simulated.events:
+            assert event == "end" or name in may_share or not running
+            running ^= {name}
     is_beside = simulated.index("start", "vocoder") < simulated.index("end", "codes")
     assert is_beside == (num_gpus == 2)
 
@@ -91,20 +99,25 @@ def test_all_stages_take_less_than_half_an_hour(tmp_path: Path, num_gpus: int) -
     assert 25 < max(end.values()) < 30
 
 
-def test_a_stage_that_fails_ends_the_others(tmp_path: Path) -> None:
-    simulated = Stages(failing="codes")
-    with pytest.raises(StageError, match="stage codes ended with status 1"):
+@pytest.mark.parametrize(
+    ("num_gpus", "failing", "beside"), [(2, "codes", "vocoder"), (1, "truth", "speak")]
+)
+def test_a_stage_that_fails_ends_the_others(
+    tmp_path: Path, num_gpus: int, failing: str, beside: str
+) -> None:
+    simulated = Stages(failing)
+    with pytest.raises(StageError, match=f"stage {failing} ended with status 1"):
         run_stages(
-            recipe(tmp_path),
+            recipe(tmp_path, num_gpus),
             simulated.start,
             lambda line: None,
-            num_gpus=2,
+            num_gpus=num_gpus,
             wait=simulated.advance,
             clock=lambda: float(simulated.tick),
         )
     started = {name for event, name in simulated.events if event == "start"}
-    assert "talker" not in started and "export" not in started
-    assert ("terminate", "vocoder") in simulated.events  # it ran beside the one that failed
+    assert "calibrate" not in started
+    assert ("terminate", beside) in simulated.events
     ended = {name for event, name in simulated.events if event in ("end", "terminate")}
     assert started == ended
 

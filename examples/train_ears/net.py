@@ -74,15 +74,16 @@ class Net:
         conv, linear = subsampling.stages[0].strided, subsampling.linear
         assert conv.bias is not None and linear.bias is not None
         inside = mels[_inside(mels.shape[1], lengths)]
-        conv.weight.div_(inside.std())
+        conv.weight.div_(inside.std().clamp(min=_EPS))
         conv.bias.sub_(inside.mean() * conv.weight.sum((1, 2, 3)))
         x, lengths = self._subsample(mels, lengths)
         x = x[_inside(x.shape[1], lengths)]
-        linear.weight.div_(x.std(0)[:, None])
-        linear.bias.sub_(x.mean(0)).div_(x.std(0))
+        deviation = x.std(0, correction=0).clamp(min=_EPS)
+        linear.weight.div_(deviation[:, None])
+        linear.bias.sub_(x.mean(0)).div_(deviation)
 
     @torch.no_grad()
-    def expect(self, counts: Tensor, frames: float) -> None:
+    def initialise_heads(self, counts: Tensor, frames: float) -> None:
         """Makes the tokens' frequencies the first probabilities of both heads.
 
         Heads that do not begin with them learn them within a few steps by making the frames of the
@@ -90,7 +91,7 @@ class Net:
 
         Args:
             counts: [ids], how often each token occurs.
-            frames: Of all recordings.
+            frames: Of all recordings, about.
         """
         blank, tokens = self.config.transducer.blank_id, counts.sum()
         frequencies = (counts + 1) / (counts + 1).sum()

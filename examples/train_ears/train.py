@@ -72,14 +72,16 @@ class Trainer:
     def calibrate(self) -> None:
         """Adapts the network's first layers and heads to the recordings and their texts."""
         recordings = self._recordings
-        group = recordings.groups[0]
+        group = recordings.groups[len(recordings.groups) // 2]
         chosen = torch.from_numpy(group.members[: group.batch]).to(self._device)
         mels, lengths, _ = self._features(chosen, group.samples, self._augmentation)
         self._net.calibrate(mels, lengths)
         index = torch.arange(recordings.tokens.shape[1], device=self._device)
         tokens = recordings.tokens[index < recordings.labels[:, None]]
         counts = tokens.bincount(minlength=self._net.config.transducer.vocab_size)
-        self._net.expect(counts.float(), len(recordings.wave) / (HOP_SIZE * MELS_PER_FRAME))
+        self._net.initialise_heads(
+            counts.float(), len(recordings.wave) / (HOP_SIZE * MELS_PER_FRAME)
+        )
 
     def __call__(
         self,
@@ -214,17 +216,17 @@ def train(
     net = Net(work.config(), device)
     trainer = Trainer(net, recordings, conditions, mask=mask)
     used_s, step_idx = 0.0, 0
+    state = load_state(work.state, device) if work.state.exists() else None
+    if state is None:
+        trainer.calibrate()
     average = Average(trainer.parameters)
-    if work.state.exists():
-        state = load_state(work.state, device)
+    if state is not None:
         used_s, step_idx = state["used"], state["step"]
         net.load(state["live"])
         trainer.optimizer.load_state_dict(state["optimizer"])
         for own, name in zip(average.tensors, net.parameters, strict=True):
             own.copy_(state["parameters"][name])
         torch.manual_seed(seed + step_idx)
-    else:
-        trainer.calibrate()
     rng = np.random.default_rng(seed + step_idx)
     budget, batches = Budget(minutes, used_s), recordings.batches(rng)
     print(

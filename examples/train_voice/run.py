@@ -23,7 +23,7 @@ from typing import Protocol
 from examples.train_voice.layout import Work, summary
 
 _POLL_INTERVAL_S = 0.5
-_MINUTES = {  # of trainings and the teacher, by the number of GPUs; the other stages take 3
+_MINUTES = {  # of trainings and the teacher, by the number of GPUs; the rest takes 5
     1: {"synthesis": 7.5, "codec": 10.5, "vocoder": 3.9, "talker": 8.4},
     2: {"synthesis": 10.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.5},
 }
@@ -39,7 +39,7 @@ class Stage:
         command: Arguments of Python.
         after: Stages that must have ended before it starts.
         beside: Whether it runs on the second GPU, if there is one.
-        shares: Whether it runs beside other stages on the same GPU, if there is only one.
+        shares: Whether it may start while other stages run, if there is only one GPU.
     """
 
     name: str

@@ -149,7 +149,7 @@ def make_shards(
         pool: Runs `make`.
         workers: Shards at once.
         minutes: The time after the call; no shard is begun that would exceed it if it took as long
-            as the last one that ended. (The first ones take longer: the teacher is compiled.)
+            as those that ended last. (The first ones take longer: the teacher is compiled.)
         clock: Time in seconds.
 
     Returns:
@@ -172,9 +172,9 @@ def make_shards(
             if not begun_s:
                 return duration_s / 3600
             done, _ = wait(begun_s, return_when=FIRST_COMPLETED)
+            latest_s = max(clock() - begun_s.pop(future) for future in done)
             for future in done:
                 duration_s += future.result()
-                latest_s = clock() - begun_s.pop(future)
                 progress.update()
                 progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
 
