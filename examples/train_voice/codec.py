@@ -38,7 +38,7 @@ _PHONE_WEIGHT, _PHASE_WEIGHT, _RECOGNISED_WEIGHT = 2.0, 3.0, 5.0
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
 _REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
 _START_INTERVAL = 4  # one step in four decodes the start of its crops
-_LOG_EVERY = 100
+_LOG_EVERY = 99  # odd, so that steps of all kinds are logged
 
 
 class _Training:
@@ -210,7 +210,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
                 model.quantizer.reset_unused()
             if step_idx % _LOG_EVERY == 0:
                 values = {name: float(value) for name, value in metrics.items()}
-                values |= _usage(model.quantizer)
+                values |= _usage(model.quantizer) | {"at_start": float(at_start)}
                 progress.set_postfix({k: f"{v:.3f}" for k, v in values.items()})
                 times = {"step": step_idx, "seconds": budget.used_s, "frames": recordings.frames}
                 append_json(work.log("codec"), times | values)

@@ -54,7 +54,7 @@ _RAMP_STEPS = 1000  # after these, over which the adversarial losses reach their
 _INTERVAL, _START_STEP, _LONG_STEP = 4, 0, 2
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
 _CORRUPTION_FROM = 6  # group
-_LOG_EVERY = 100
+_LOG_EVERY = 99  # odd, so that steps of all kinds are logged
 
 
 class _Training:
@@ -185,6 +185,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
                 average.update(step_idx)
             if step_idx % _LOG_EVERY == 0:
                 values = {name: float(value) for name, value in metrics.items()}
+                values |= {"at_start": float(at_start), "long": float(long)}
                 progress.set_postfix({k: f"{v:.3f}" for k, v in values.items()})
                 times = {"step": step_idx, "seconds": budget.used_s}
                 append_json(work.log("vocoder"), times | values)
