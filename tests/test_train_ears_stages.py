@@ -213,14 +213,15 @@ def test_groups_have_recordings_of_their_durations(tmp_path: Path) -> None:
     assert third == 1000 + 2000 and recordings.samples[2] == 3000
 
 
-def draw_batch(conditions: Conditions, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Noise of 64 recordings, and what the conditions make of it."""
-    torch.manual_seed(seed)
+def draw_batch(conditions: Conditions, unchanged: int = 0) -> tuple[torch.Tensor, ...]:
+    """Noise of 64 recordings, the first ones unchanged, and what the conditions make of it."""
+    torch.manual_seed(0)
     samples = torch.randint(4000, 8001, (64,))
     wave = (3000 * torch.randn(int(samples.sum()))).to(torch.int16)
     starts = samples.cumsum(0) - samples
     augmentation = Augmentation(conditions, CPU)
-    return wave, starts, samples, *augmentation(wave, starts, samples, 8000)
+    changed = torch.arange(64) >= unchanged
+    return wave, starts, samples, *augmentation(wave, starts, samples, 8000, changed)
 
 
 def test_speech_in_clean_conditions_is_unchanged() -> None:
@@ -230,6 +231,17 @@ def test_speech_in_clean_conditions_is_unchanged() -> None:
         expected = wave[starts[i] :][: samples[i]].float() / 32768
         torch.testing.assert_close(found[i, : samples[i]], expected, rtol=0, atol=1e-5)
         assert (found[i, samples[i] :] == 0).all()
+
+
+def test_recordings_that_are_not_changed_are_clean() -> None:
+    """In a batch with changed ones, of which some have no speech."""
+    conditions = replace(TRAINING, speed=(1.0, 1.0), silence_s=0.0, empty=0.5)
+    *_, clean, lengths, _ = draw_batch(CLEAN)
+    *_, found, after, has_speech = draw_batch(conditions, unchanged=32)
+    assert torch.equal(after, lengths)
+    torch.testing.assert_close(found[:32], clean[:32], rtol=0, atol=1e-6)
+    assert ((found - clean)[32:].norm(dim=1) > 0.01 * clean[32:].norm(dim=1)).all()
+    assert has_speech[:32].all() and not has_speech[32:].all()
 
 
 @pytest.mark.parametrize("name", ["room", "response", "noise", "hum", "babble", "telephone"])
@@ -255,7 +267,7 @@ def test_a_faster_recording_is_shorter_and_higher() -> None:
     wave = (10_000 * torch.sin(torch.arange(16_000) * 2 * torch.pi * 500 / 16_000)).to(torch.int16)
     augmentation = Augmentation(Conditions(speed=(1.1, 1.1)), CPU)
     start, samples = torch.tensor([0]), torch.tensor([16_000])
-    found, lengths, _ = augmentation(wave, start, samples, 16_000)
+    found, lengths, _ = augmentation(wave, start, samples, 16_000, torch.ones(1, dtype=torch.bool))
     assert lengths.item() == int(16_000 / 1.1)
     spectrum = torch.fft.rfft(found[0, : lengths[0]]).abs()
     hertz = spectrum.argmax().item() * SAMPLE_RATE / lengths.item()
@@ -383,9 +395,8 @@ def test_a_step_can_be_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         network = net.Net(config, CPU)
         trainer = train.Trainer(network, recordings, TRAINING, mask=True)
         monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
-        metrics = trainer._step(
-            group.samples, group.labels, torch.tensor([1, 2]), torch.tensor(3), torch.tensor(0.5)
-        )
+        inputs = [torch.tensor(x) for x in ([1, 2], 3, 0.5, [True, False])]
+        metrics = trainer._step(group.samples, group.labels, *inputs)
         with pytest.raises(DataDependentOutputException):
             metrics["transducer"].item()
     assert set(metrics) == {"transducer", "ctc", "gradient"}

@@ -79,7 +79,7 @@ class Augmentation:
         return _STEP * math.ceil(longest / _STEP)
 
     def __call__(
-        self, wave: Tensor, starts: Tensor, samples: Tensor, most: int
+        self, wave: Tensor, starts: Tensor, samples: Tensor, most: int, changed: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Changes recordings.
 
@@ -88,6 +88,7 @@ class Augmentation:
             starts: [batch] int64, first sample of each recording.
             samples: [batch] int64, its samples.
             most: Samples of the longest recording.
+            changed: [batch], whether more than speed and silence of a recording is changed.
 
         Returns:
             [batch, longest(most)] float32, samples of each recording [batch], and which have
@@ -95,19 +96,20 @@ class Augmentation:
         """
         c = self._conditions
         with torch.autocast(self._device.type, enabled=False):
-            x, lengths = self._played(wave, starts, samples, self.longest(most))
-            has_speech = ~self._chosen(len(starts), c.empty)
-            speech = x * has_speech[:, None]
+            played, lengths = self._played(wave, starts, samples, self.longest(most))
+            has_speech = ~(self._chosen(len(starts), c.empty) & changed)
+            speech = played * has_speech[:, None]
             level = _rms(speech, lengths)
             speech = self._filtered(speech)
-            babble = self._babble(x, level) * has_speech[:, None]
+            babble = self._babble(played, level) * has_speech[:, None]
             level = level.masked_fill(~has_speech, _LEVEL)
-            noise = self._noise(x, level) + self._hum(x, level)
+            noise = self._noise(played, level) + self._hum(played, level)
             x = speech + babble + noise
             x = self._telephone(x)
             gain = 10 ** (self._uniform(len(x), *c.level_db) / 20)
             inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-            return (x * gain[:, None]).clamp(-1, 1) * inside, lengths, has_speech
+            x = torch.where(changed[:, None], (x * gain[:, None]).clamp(-1, 1), played)
+            return x * inside, lengths, has_speech
 
     def _uniform(self, count: int, low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, device=self._device)

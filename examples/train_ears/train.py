@@ -37,7 +37,7 @@ from megakernel_stt.model.config import HOP_SIZE, MELS_PER_FRAME
 
 _PEAK_RATE = 1e-3
 _CTC_WEIGHTS = 1.0, 0.15  # at the start and after the share of the time that follows
-_CTC_SHARE = 0.15
+_RAMP_SHARE = 0.15  # in which recordings are changed more and more often
 _LOG_EVERY = 100
 _AVERAGE_EVERY = 4
 _HELD_OUT = 16  # recordings of a batch of validation
@@ -74,7 +74,8 @@ class Trainer:
         recordings = self._recordings
         group = recordings.groups[len(recordings.groups) // 2]
         chosen = torch.from_numpy(group.members[: group.batch]).to(self._device)
-        mels, lengths, _ = self._features(chosen, group.samples, self._augmentation)
+        changed = torch.zeros(len(chosen), dtype=torch.bool, device=self._device)
+        mels, lengths, _ = self._features(chosen, group.samples, self._augmentation, changed)
         self._net.calibrate(mels, lengths)
         index = torch.arange(recordings.tokens.shape[1], device=self._device)
         tokens = recordings.tokens[index < recordings.labels[:, None]]
@@ -89,6 +90,7 @@ class Trainer:
         chosen: NDArray[np.int64],
         lookahead: int,
         ctc_weight: float,
+        changed: NDArray[np.bool_],
         rate: float,
     ) -> dict[str, Tensor]:
         """Trains on a batch.
@@ -98,12 +100,14 @@ class Trainer:
             chosen: [group.batch], their indices.
             lookahead: In frames.
             ctc_weight: Of the loss of the CTC head.
+            changed: [group.batch], whether a recording's conditions are changed.
             rate: Learning rate.
         """
         inputs = [
             self._to_device(torch.from_numpy(chosen)),
             self._to_device(torch.tensor(lookahead)),
             self._to_device(torch.tensor(ctc_weight)),
+            self._to_device(torch.from_numpy(changed)),
         ]
         set_rate(self.optimizer, rate)
         if group.samples not in self._steps:
@@ -112,13 +116,19 @@ class Trainer:
         return self._steps[group.samples](*inputs)
 
     def _step(
-        self, samples: int, labels: int, chosen: Tensor, lookahead: Tensor, ctc_weight: Tensor
+        self,
+        samples: int,
+        labels: int,
+        chosen: Tensor,
+        lookahead: Tensor,
+        ctc_weight: Tensor,
+        changed: Tensor,
     ) -> dict[str, Tensor]:
         net = self._net
         net.training = True
-        mels, lengths, has_speech = self._features(chosen, samples, self._augmentation)
+        mels, lengths, has_speech = self._features(chosen, samples, self._augmentation, changed)
         if self._mask:
-            mels = masked(mels, lengths)
+            mels = torch.where(changed[:, None, None], masked(mels, lengths), mels)
         metrics = self._losses(mels, lengths, chosen, labels, has_speech, lookahead)
         net.training = False
         self.optimizer.zero_grad(set_to_none=True)
@@ -129,12 +139,12 @@ class Trainer:
 
     @torch.no_grad()
     def _features(
-        self, chosen: Tensor, samples: int, augmentation: Augmentation
+        self, chosen: Tensor, samples: int, augmentation: Augmentation, changed: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Features [batch, mel frames, bins], their numbers, and which recordings have speech."""
         recordings = self._recordings
         starts, sizes = recordings.starts[chosen], recordings.samples[chosen]
-        wave, sizes, has_speech = augmentation(recordings.wave, starts, sizes, samples)
+        wave, sizes, has_speech = augmentation(recordings.wave, starts, sizes, samples, changed)
         return self._mels(wave, sizes), sizes // HOP_SIZE, has_speech
 
     def _losses(
@@ -173,7 +183,8 @@ class Trainer:
             chosen = chosen.to(self._device)
             samples = int(recordings.samples[chosen].max())
             most_labels = int(recordings.labels[chosen].max())
-            mels, lengths, has_speech = self._features(chosen, samples, clean)
+            unchanged = torch.zeros_like(chosen, dtype=torch.bool)
+            mels, lengths, has_speech = self._features(chosen, samples, clean, unchanged)
             ahead = torch.tensor(lookahead, device=self._device)
             found = self._losses(mels, lengths, chosen, most_labels, has_speech, ahead)
             count = int(recordings.labels[chosen].sum())
@@ -256,9 +267,11 @@ def train(
                 batches = recordings.batches(rng)
                 continue
             first, last = _CTC_WEIGHTS
-            ctc_weight = first + (last - first) * min(1.0, budget.share / _CTC_SHARE)
+            ramp = min(1.0, budget.share / _RAMP_SHARE)
+            ctc_weight = first + (last - first) * ramp
+            changed = rng.random(batch[0].batch) < ramp
             lookahead = int(rng.choice(LOOKAHEADS))
-            metrics = trainer(*batch, lookahead, ctc_weight, budget.rate(_PEAK_RATE))
+            metrics = trainer(*batch, lookahead, ctc_weight, changed, budget.rate(_PEAK_RATE))
             if step_idx % _AVERAGE_EVERY == 0:
                 average.update(step_idx)
             if step_idx % _LOG_EVERY == 0:
