@@ -90,10 +90,8 @@ def test_the_engine_transcribes_what_was_learned(
     monkeypatch.setattr(training, "_WARM_STEPS", 20)
     monkeypatch.setattr(net, "_DROPOUT", 0.0)
     work = Work(tmp_path)
-    write_texts(work, TEXTS)
-    work.recordings.mkdir()
-    waves = [tones(seed, count) for seed, count in enumerate((5, 9, 10))]
-    write_shard(work.recordings / "tones.npz", waves, range(3))
+    recordings = write_tones(work)
+    waves = np.split(recordings.wave.numpy(), recordings.starts[1:].numpy())
     train.train(work, 2.4, batch_s=4, seed=0, conditions=CLEAN, mask=False)
     export.export(work)
     with STT.load(work.ears, device="cpu", slots=1) as stt:
@@ -101,6 +99,54 @@ def test_the_engine_transcribes_what_was_learned(
         for lookahead_ms in stt.lookaheads_ms:
             assert stream(stt, waves[1], lookahead_ms) == "alpha beta gamma"
             assert stream(stt, waves[2], lookahead_ms) == "we hear two tones"
+
+
+def write_tones(work: Work) -> Recordings:
+    """A run with three texts, spoken by tones, of which the first one is held out."""
+    write_texts(work, TEXTS)
+    work.recordings.mkdir()
+    waves = [tones(seed, count) for seed, count in enumerate((5, 9, 10))]
+    write_shard(work.recordings / "tones.npz", waves, range(3))
+    return Recordings(work, CPU, batch_s=4)
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_recordings_are_changed_more_and_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None in the first step, all after the share of the time in which the CTC weight falls."""
+    work, seen = Work(tmp_path), list[tuple[float, float]]()
+    write_tones(work)
+    call = train.Trainer.__call__
+
+    def observed(*arguments: Any) -> dict[str, torch.Tensor]:
+        *_, ctc_weight, changed, _ = arguments
+        seen.append((ctc_weight, changed.mean()))
+        return call(*arguments)
+
+    monkeypatch.setattr(train.Trainer, "__call__", observed)
+    train.train(work, 1.0, batch_s=4, seed=0)
+    weights, shares = zip(*seen, strict=True)
+    assert weights[0] > 0.95 and shares[0] == 0
+    assert 0 < np.mean([share for weight, share in seen if 0.15 < weight < 1]) < 1
+    assert {share for weight, share in seen if weight < 0.1501} == {1}
+
+
+def test_the_features_of_recordings_that_are_not_changed_are_not_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(net, "_DROPOUT", 0.0)
+    work = Work(tmp_path)
+    recordings = write_tones(work)
+    (group,) = recordings.groups
+
+    def loss(changed: bool, mask: bool) -> float:
+        torch.manual_seed(0)
+        trainer = train.Trainer(net.Net(work.config(), CPU), recordings, CLEAN, mask=mask)
+        chosen, flags = np.array([1, 2]), np.array([changed, changed])
+        return float(trainer(group, chosen, 3, 1.0, flags, 0.0)["transducer"])
+
+    assert loss(False, True) == loss(True, False) != loss(True, True)
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -385,11 +431,7 @@ def test_a_stage_follows_those_that_it_depends_on(tmp_path: Path) -> None:
 def test_a_step_can_be_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shape and no branch of a step depends on the data of a tensor."""
     work = Work(tmp_path)
-    write_texts(work, TEXTS)
-    work.recordings.mkdir()
-    waves = [tones(seed, count) for seed, count in enumerate((5, 9, 10))]
-    write_shard(work.recordings / "tones.npz", waves, range(3))
-    recordings, config = Recordings(work, CPU, batch_s=4), work.config()
+    recordings, config = write_tones(work), work.config()
     (group,) = recordings.groups
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = net.Net(config, CPU)
