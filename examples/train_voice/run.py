@@ -2,8 +2,8 @@
 
 With two GPUs the stages that do not depend on each other run beside each other: `synthesis`,
 `vocoder` and `speak` on the second one. Trainings and `synthesis` have more time then; all stages
-together take less than 30 minutes. Trainings and `synthesis` continue where an earlier run was
-stopped.
+together take less than 30 minutes. More GPUs make the steps of `talker` shorter. Trainings and
+`synthesis` continue where an earlier run was stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
@@ -39,6 +39,7 @@ class Stage:
         command: Arguments of Python.
         after: Stages that must have ended before it starts.
         beside: Whether it runs on the second GPU, if there is one.
+        processes: GPUs that it uses, the second one excepted.
         shares: Whether it may start while other stages run, if there is only one GPU.
     """
 
@@ -46,6 +47,7 @@ class Stage:
     command: tuple[str, ...]
     after: tuple[str, ...] = ()
     beside: bool = False
+    processes: int = 1
     shares: bool = False
 
 
@@ -71,7 +73,7 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
     Args:
         work: The run's folder, after `pronunciation`.
         teacher: Folder of the teacher.
-        num_gpus: One or two.
+        num_gpus: One or more.
     """
     folder, truth = str(work.folder), str(work.folder / "truth.json")
 
@@ -80,14 +82,16 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
         *arguments: str,
         after: Sequence[str],
         beside: bool = False,
+        processes: int = 1,
         shares: bool = False,
     ) -> Stage:
-        minutes = _MINUTES[num_gpus].get(name)
+        minutes = _MINUTES[min(num_gpus, 2)].get(name)
         limit = ("--minutes", str(minutes)) if minutes else ()
         command = ("-m", f"examples.train_voice.{name}", folder, *arguments, *limit)
-        return Stage(name, command, tuple(after), beside, shares)
+        return Stage(name, command, tuple(after), beside, processes, shares)
 
     workers = "--workers", str(_SYNTHESIS_WORKERS)
+    talker_gpus = max(1, num_gpus - 1)  # all but that of `vocoder`
     calibrate = ("-m", "megakernel_tts", "calibrate", str(work.voice), "--truth", truth)
     return [
         module("tokenizer", after=()),
@@ -95,7 +99,7 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
         module("codec", after=["tokenizer"], shares=True),
         module("codes", after=["synthesis", "codec"]),
         module("vocoder", after=["synthesis", "codec"], beside=True),
-        module("talker", after=["codes"]),
+        module("talker", "--processes", str(talker_gpus), after=["codes"], processes=talker_gpus),
         module("export", after=["talker", "vocoder"]),
         module("truth", truth, after=["export"], shares=True),
         Stage("calibrate", calibrate, ("truth",), shares=True),
@@ -105,14 +109,15 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
 
 def start_stage(logs: Path, gpus: Sequence[str], stage: Stage) -> Process:
     """Starts a stage; its output goes to `logs`/NAME.log."""
-    gpu = gpus[-1] if stage.beside else gpus[0]
+    second = gpus[1:2]
+    chosen = second if stage.beside and second else [gpus[0], *gpus[2:]][: stage.processes]
     with (logs / f"{stage.name}.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, *stage.command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(chosen)},
         )
 
 
@@ -134,7 +139,7 @@ def run_stages(
         all_stages: Each behind those that it depends on.
         start: Starts a stage.
         report: Receives a line whenever a stage starts or ends.
-        num_gpus: One or two.
+        num_gpus: One or more.
         wait: Waits for so many seconds; called while no stage has ended.
         clock: Returns the time in seconds.
 
@@ -178,12 +183,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
     parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
-    parser.add_argument("--gpus", default="0", help="one GPU, or two: 0,1 (default: 0)")
+    parser.add_argument("--gpus", default="0", help="GPUs, such as 0,1 (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the durations")
     options = parser.parse_args()
     gpus = options.gpus.split(",")
-    if len(gpus) > 2:
-        parser.error(f"--gpus takes one or two GPUs, found {options.gpus}")
     work = Work(options.work)
     if not work.phonemes.exists():
         parser.error(f"{work.phonemes} is missing; run examples.train_voice.pronunciation first")

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from examples.train_voice.dialogue import NOTHING, Batch, Dataset
 from examples.train_voice.layout import SAMPLING, Work, append_json, summary
 from examples.train_voice.own_codes import OwnCodes, sample
+from examples.train_voice.parallel import DataParallel
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.training import (
     Average,
@@ -32,7 +33,7 @@ from examples.train_voice.training import (
 )
 
 _PEAK_RATE = 1.5e-3
-_PREDICTOR_FRAMES = 10_240  # of a batch, for the code predictor's loss
+_PREDICTOR_SHARE = 0.43  # of a batch's positions, for the code predictor's loss
 _REST_WEIGHTS = 1.5, 0.5  # of the losses of codes 1 and 15; the first codes are heard most
 _FULL_SHARE, _AUTO_SHARE = 0.5, 0.3  # of the full layout and of utterances without language
 _CORRUPTION_SHARE = 0.04  # of input codes that are random, since sampled codes contain errors
@@ -105,9 +106,9 @@ class Losses:
 
 
 def _pick(predicting: Tensor) -> Tensor:
-    """Random positions, of a fixed number; those that predict a frame come first."""
+    """Random positions, a fixed share; those that predict a frame come first."""
     order = torch.rand(predicting.shape, device=predicting.device) + ~predicting
-    return order.argsort()[:_PREDICTOR_FRAMES]
+    return order.argsort()[: round(_PREDICTOR_SHARE * len(order))]
 
 
 def _rest_losses(logits: Tensor, codes: Tensor, predicting: Tensor) -> Tensor:
@@ -134,11 +135,13 @@ def _guide(q: Tensor, k: Tensor, batch: Batch) -> Tensor:
 
 
 def _batches(
-    dataset: Dataset, rng: np.random.Generator, longest: int, positions: int
+    dataset: Dataset, group: DataParallel, rng: np.random.Generator, longest: int, positions: int
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Batches of similar lengths, in one pass over all utterances that are not held out."""
+    """Batches of similar lengths, in one pass over a process's utterances for training."""
     lengths = dataset.lengths
-    numbers = np.flatnonzero(~dataset.held_out & (lengths <= longest))
+    numbers = np.flatnonzero(~dataset.held_out)[group.rank :: group.size]
+    short = numbers[lengths[numbers] <= longest]
+    numbers = short if len(short) else numbers
     order = numbers[np.argsort(lengths[numbers] + rng.uniform(0, 12, len(numbers)))]
     batches = list(dataset.split(order, positions))
     rng.shuffle(batches)  # pyright: ignore[reportArgumentType]
@@ -146,15 +149,20 @@ def _batches(
 
 
 class _Training:
-    """The optimiser, and one captured step for each length of sequences."""
+    """The optimiser, and a captured computation of gradients for each length of sequences."""
 
-    def __init__(self, net: TalkerNet, dataset: Dataset) -> None:
+    def __init__(self, net: TalkerNet, dataset: Dataset, group: DataParallel) -> None:
         self._net, self._dataset, self._device = net, dataset, dataset.codes.device
+        self._group = group
         self.parameters = list(net.parameters.values())
         self._optimizer = adamw(self.parameters, betas=(0.9, 0.97), decay=0.02)
+        sizes = [p.numel() for p in self.parameters]
+        self._gradients = torch.zeros(sum(sizes), device=self._device)
+        for p, gradient in zip(self.parameters, self._gradients.split(sizes), strict=True):
+            p.grad = gradient.view_as(p)
         self.losses = Losses(net, dataset)
         self._own = OwnCodes(dataset, net.config.predictor.vocab_size)
-        self._steps: dict[int, CapturedStep] = {}
+        self._captured: dict[int, CapturedStep] = {}
         on_gpu = self._device.type == "cuda"
         self._pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None
         self.autocast = partial(torch.autocast, self._device.type, torch.bfloat16, enabled=on_gpu)
@@ -163,33 +171,44 @@ class _Training:
         self,
         chosen: NDArray[np.int64],
         length: int,
-        budget: Budget,
+        share: float,
+        rate: float,
         rng: np.random.Generator,
     ) -> dict[str, Tensor]:
-        """Trains on a batch of utterances, given by index and padded to a length."""
-        full, auto = (rng.random(len(chosen)) < s for s in (_FULL_SHARE, _AUTO_SHARE))
-        own = _OWN_SHARE * (budget.share > _OWN_FROM)
-        weights = np.array([own, 0.3 * max(0.1, 1 - budget.share)], np.float32)
-        inputs = [self._to_device(values) for values in (chosen, full, auto, weights)]
-        set_rate(self._optimizer, budget.rate(_PEAK_RATE))
-        if length not in self._steps:
-            step = partial(self._step, length)
-            self._steps[length] = CapturedStep(step, *inputs, pool=self._pool)
-        return self._steps[length](*inputs)
+        """Trains on a batch.
 
-    def _step(
+        Args:
+            chosen: Indices of this process's utterances.
+            length: Positions to which they are padded.
+            share: Share of the time used so far.
+            rate: Learning rate.
+            rng: For the utterances' layouts.
+        """
+        full, auto = (rng.random(len(chosen)) < s for s in (_FULL_SHARE, _AUTO_SHARE))
+        own = _OWN_SHARE * (share > _OWN_FROM)
+        weights = np.array([own, 0.3 * max(0.1, 1 - share)], np.float32)
+        inputs = [self._to_device(values) for values in (chosen, full, auto, weights)]
+        if length not in self._captured:
+            step = partial(self._differentiate, length)
+            self._captured[length] = CapturedStep(step, *inputs, pool=self._pool)
+        metrics = self._captured[length](*inputs)
+        self._group.average(self._gradients)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        set_rate(self._optimizer, rate)
+        self._optimizer.step()
+        return metrics
+
+    def _differentiate(
         self, length: int, chosen: Tensor, full: Tensor, auto: Tensor, weights: Tensor
     ) -> dict[str, Tensor]:
-        """A step; weights: share of the utterances with own codes, and weight of the guide."""
+        """Computes gradients; weights: share of utterances with own codes, weight of the guide."""
         with self.autocast():
             batch = self._dataset.build(chosen, full, auto, length)
             inputs = self._own.inputs(batch, weights[0], _CORRUPTION_SHARE)
             metrics = self.losses(batch, inputs, self._own)
         loss = metrics["first"] + metrics["rest"] + 0.2 * metrics["phone"]
-        self._optimizer.zero_grad(set_to_none=True)
-        (loss + weights[1] * metrics["guide"]).backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self._optimizer.step()
+        self._gradients.zero_()
+        (loss + weights[1] * metrics["guide"]).backward()  # adds to the views of `_gradients`
         return {name: value.detach() for name, value in metrics.items()}
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:
@@ -211,20 +230,45 @@ class _Training:
         return kind | {f"held_{name}": float(value) for name, value in metrics.items()}
 
 
-def train(work: Work, minutes: float, positions: int, seed: int) -> None:
-    """Trains for the given time; resumes from the state of an earlier call."""
+def train(work: Work, minutes: float, positions: int, seed: int, processes: int = 1) -> None:
+    """Trains for the given time; resumes from the state of an earlier call.
+
+    Args:
+        work: The run.
+        minutes: Time of all calls together.
+        positions: Of a step's batches together.
+        seed: For parameters and batches.
+        processes: Processes that train together, each on a GPU of its own.
+    """
+    if processes == 1:
+        _train(0, 1, work, minutes, positions, seed)
+        return
+    _rendezvous(work).unlink(missing_ok=True)
+    arguments = processes, work, minutes, positions, seed
+    torch.multiprocessing.spawn(_train, arguments, processes)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _rendezvous(work: Work) -> Path:
+    return work.folder / "talker.rendezvous"
+
+
+def _train(
+    rank: int, processes: int, work: Work, minutes: float, positions: int, seed: int
+) -> None:
+    group = DataParallel(rank, processes, _rendezvous(work))
     device, file = pick_device(), work.state("talker")
-    torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)  # the same parameters in all processes
     config = work.model_config()
     dataset = Dataset(work, config, device)
     net = TalkerNet(config, device)
+    torch.manual_seed(seed + rank)
+    rng = np.random.default_rng(seed + rank)
     used_s = 0.0
     if file.exists():
         state = load_state(file, device)
         used_s = state["used"]
         net.load(state)
-    training = _Training(net, dataset)
+    training = _Training(net, dataset, group)
     average = Average(training.parameters)
     budget, step_idx, num_passes = Budget(minutes, used_s), 0, 0
     queue: Iterator[tuple[NDArray[np.int64], int]] = iter(())
@@ -241,26 +285,26 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
         net.dropout = True
 
     net.dropout = True
-    with tqdm(desc="talker", unit=" steps", disable=None) as progress:
-        while budget.share < 1:
-            batch = next(queue, None)
-            if batch is None:
-                longest = _SHORT_POSITIONS if budget.share < _SHORT_TEXTS_SHARE else 1 << 30
-                queue, num_passes = _batches(dataset, rng, longest, positions), num_passes + 1
-                continue
-            metrics = training(*batch, budget, rng)
+    with tqdm(desc="talker", unit=" steps", disable=True if rank else None) as progress:
+        while (share := group.first(budget.share)) < 1:
+            if (batch := next(queue, None)) is None:
+                longest = _SHORT_POSITIONS if share < _SHORT_TEXTS_SHARE else 1 << 30
+                queue = _batches(dataset, group, rng, longest, positions // processes)
+                batch, num_passes = next(queue), num_passes + 1
+            metrics = training(*batch, share, budget.rate(_PEAK_RATE, share), rng)
             if step_idx % 4 == 0:
                 average.update(step_idx)
-            if step_idx % _LOG_EVERY == 0:
+            if step_idx % _LOG_EVERY == 0 and rank == 0:
                 values = {name: float(value) for name, value in metrics.items()}
                 progress.set_postfix({k: f"{v:.3f}" for k, v in values.items()})
                 times = {"step": step_idx, "seconds": budget.used_s, "passes": num_passes}
                 append_json(work.log("talker"), times | values)
-            if budget.due:
+            if rank == 0 and budget.due:
                 save()
             step_idx += 1
             progress.update()
-    save()
+    if rank == 0:
+        save()
 
 
 def main() -> None:
@@ -270,8 +314,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=12.0)
     parser.add_argument("--positions", type=int, default=24_000, help="positions of a batch")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--processes", type=int, default=1, help="processes that share a batch, one per GPU"
+    )
     options = parser.parse_args()
-    train(Work(options.work), options.minutes, options.positions, options.seed)
+    work = Work(options.work)
+    train(work, options.minutes, options.positions, options.seed, options.processes)
 
 
 if __name__ == "__main__":

@@ -96,11 +96,17 @@ class Budget:
         self._saved = time.monotonic()
         return True
 
-    def rate(self, peak: float) -> float:
-        """Learning rate of the next step: linear warm-up, then half a cosine."""
+    def rate(self, peak: float, share: float | None = None) -> float:
+        """Learning rate of the next step: linear warm-up, then half a cosine.
+
+        Args:
+            peak: Highest rate.
+            share: Share of the time used so far, measured now by default.
+        """
         self._steps += 1
         warm_up = min(1.0, self._steps / _WARM_STEPS)
-        return peak * warm_up * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
+        cosine = math.cos(math.pi * (self.share if share is None else share))
+        return peak * warm_up * (0.02 + 0.98 * 0.5 * (1 + cosine))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -165,7 +171,8 @@ class CapturedStep:
                 step(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Other threads, as those of NCCL, may ask for events during the capture.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._metrics = step(*self._inputs)
 
     def __call__(self, *arguments: Tensor) -> dict[str, Tensor]:
