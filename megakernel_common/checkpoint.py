@@ -3,6 +3,8 @@
 A network is declared once, as a tree of dataclasses with `TensorSpec` leaves: the name of a tensor
 in the file, and its shape. `Checkpoint.load` verifies every leaf against the headers and returns
 the same tree with tensors as leaves.
+
+A matrix NAME may be stored as int8 numbers with a scale for each row, NAME_scale.
 """
 
 import json
@@ -23,6 +25,7 @@ from megakernel_common.fields import check_regular, read_json
 T = TypeVar("T")
 
 _DTYPES = ("BF16", "F16", "F32")
+_INT8 = "I8"
 _MAX_HEADER_BYTES = 16 << 20  # a released checkpoint has 60 KB
 
 
@@ -118,6 +121,11 @@ class Checkpoint:
                 raise CheckpointError(f"{index}: the shard {name!r} is missing from {self.folder}.")
         return [self.folder / name for name in names]
 
+    @property
+    def has_int8(self) -> bool:
+        """Whether a matrix is stored as int8 numbers with scales."""
+        return any(entry.dtype == _INT8 for entry in self._entries.values())
+
     def verify(self, tree: Any) -> None:
         """Checks every leaf of a tree of specs against the headers.
 
@@ -137,11 +145,22 @@ class Checkpoint:
                     f"{entry.file}: {leaf.name} has shape {list(entry.shape)}; "
                     f"expected {list(leaf.shape)} from config.json."
                 )
-            if entry.dtype not in _DTYPES:
+            if entry.dtype == _INT8 and len(entry.shape) > 1:
+                self._verify_scale(leaf.name, entry)
+            elif entry.dtype not in _DTYPES:
                 raise CheckpointError(
                     f"{entry.file}: {leaf.name} is of type {entry.dtype}; "
-                    f"expected one of {', '.join(_DTYPES)}."
+                    f"expected one of {', '.join(_DTYPES)}, or a matrix of {_INT8} with scales."
                 )
+
+    def _verify_scale(self, name: str, matrix: _HeaderEntry) -> None:
+        scale = self._entries.get(f"{name}_scale")
+        if scale is None or scale.dtype not in _DTYPES or scale.shape != matrix.shape[:1]:
+            found = f"{scale.dtype} {list(scale.shape)}" if scale else "nothing"
+            raise CheckpointError(
+                f"{matrix.file}: {name} is of type {_INT8}, so {name}_scale must have "
+                f"{list(matrix.shape[:1])} numbers of {', '.join(_DTYPES)}; found {found}."
+            )
 
     def load(self, tree: T, device: torch.device, dtype: torch.dtype) -> T:
         """Verifies a tree of specs, then loads its tensors.
@@ -162,8 +181,14 @@ class Checkpoint:
         try:
             handles = {file: safe_open(str(file), framework="pt") for file in files}
 
+            def stored(name: str) -> Tensor:
+                return handles[self._entries[name].file].get_tensor(name)
+
             def read(leaf: TensorSpec) -> Tensor:
-                tensor = handles[self._entries[leaf.name].file].get_tensor(leaf.name)
+                tensor = stored(leaf.name)
+                if self._entries[leaf.name].dtype == _INT8:
+                    scale = stored(f"{leaf.name}_scale").float()
+                    tensor = (tensor.flatten(1) * scale[:, None]).view(leaf.shape)
                 return tensor.to(device=device, dtype=dtype)
 
             return map_leaves(tree, read)
@@ -198,7 +223,7 @@ def _read_header(file: Path) -> dict[str, _HeaderEntry]:
             shape = tuple(info["shape"])
             if len(shape) > 8 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
                 raise CheckpointError(f"{file}: {name} has an invalid shape.")
-            item_bytes = {"BF16": 2, "F16": 2, "F32": 4}.get(info["dtype"])
+            item_bytes = {"BF16": 2, "F16": 2, "F32": 4, _INT8: 1}.get(info["dtype"])
             if item_bytes is not None and math.prod(shape) * item_bytes != end - begin:
                 raise CheckpointError(
                     f"{file}: {name} of shape {list(shape)} has {end - begin} bytes."

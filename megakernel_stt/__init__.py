@@ -2,7 +2,7 @@
 
     from megakernel_stt import STT
 
-    with STT.load("nvidia/nemotron-speech-streaming-en-0.6b") as stt:
+    with STT.load() as stt:  # demo, a small model for English; or a folder, .nemo file or hub id
         print(stt.transcribe("hello.wav").text)
 
 Importing this package does not import torch; the first use of `STT` does.
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         AudioError,
         LanguageError,
         LookaheadError,
-        NoBuiltInModelError,
         RecognitionError,
     )
     from megakernel_stt.session import Final, Partial, Session
@@ -37,7 +36,6 @@ _MODULES = {  # module -> its public names
         "AudioError",
         "LanguageError",
         "LookaheadError",
-        "NoBuiltInModelError",
         "RecognitionError",
     ),
     "megakernel_stt.session": ("Final", "Partial", "Session"),
@@ -64,7 +62,6 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "LanguageError",
     "LookaheadError",
     "MegakernelTTSError",
-    "NoBuiltInModelError",
     "Partial",
     "RecognitionError",
     "Session",

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.checkpoint import Checkpoint
 from megakernel_common.errors import CheckpointError, MissingExtraError
 from megakernel_stt.audio import Resampler, Wav, read_blocks
 from megakernel_stt.errors import RecognitionError
@@ -65,7 +66,7 @@ def compare(
 
     Raises:
         MissingExtraError: transformers 5.23 or newer is not installed.
-        CheckpointError: The model is missing or broken, or a NeMo archive.
+        CheckpointError: The model is missing or broken, a NeMo archive, or stored in int8.
         RecognitionError: transformers fails.
         AudioError: The recording is not readable.
         LanguageError: The model has no such language.
@@ -74,6 +75,11 @@ def compare(
     folder = find_model(model)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json, and transformers reads no archives.")
+    if Checkpoint(folder).has_int8:
+        raise CheckpointError(
+            f"{folder} has matrices of int8, which transformers does not read; compare a model of "
+            "bfloat16, float16 or float32."
+        )
     config = read_model_config(folder)
     samples, kind = _read(wav), _kind(config)
     _reference_class(kind)  # before the models are loaded, which takes longer

@@ -1,10 +1,6 @@
 """Exceptions of recognition. Every message states what was wrong, where, and what to do."""
 
-from megakernel_common.errors import CheckpointError, MegakernelTTSError
-
-
-class NoBuiltInModelError(CheckpointError):
-    """The built-in model was named, and this version has none."""
+from megakernel_common.errors import MegakernelTTSError
 
 
 class AudioError(MegakernelTTSError, ValueError):

@@ -20,6 +20,8 @@ from megakernel_stt.transcript import Transcript
 
 Request = Literal["finalize", "end"]
 
+_ROUNDING_S = 1e-6  # of sums of seconds; less than a sample
+
 
 @dataclass(frozen=True)
 class Partial:
@@ -62,13 +64,17 @@ class Packet:
 
 
 class Inbox:
-    """Audio and requests of one session in order, from its caller to the engine thread."""
+    """Audio and requests of one session in order, from its caller to the engine thread.
 
-    def __init__(self, on_input: Callable[[], None]) -> None:
+    The engine says how much audio it needs. Until so much waits it is not told of packets: with
+    many streams, waking it for each packet would take longer than the chunks.
+    """
+
+    def __init__(self, on_input: Callable[["Inbox"], None]) -> None:
         """Creates an empty inbox.
 
         Args:
-            on_input: Called after every entry.
+            on_input: Called when there is a request, or as much audio as the engine needs.
         """
         self._entries: deque[Packet | Request] = deque()
         self._changed = threading.Condition()
@@ -76,6 +82,8 @@ class Inbox:
         self._ended = False
         self._closed = False
         self._waiting_s = 0.0
+        self._needed_s = 0.0
+        self._num_requests = 0
 
     def put(self, entry: Packet | Request) -> None:
         """Adds an entry; ignored once the stream has finished.
@@ -88,20 +96,49 @@ class Inbox:
                 raise AudioError("The session's audio was ended; open a new session for more.")
             if self._closed:
                 return
-            self._ended = entry == "end"
             self._entries.append(entry)
-            self._waiting_s += _seconds(entry)
-        self._on_input()
+            if isinstance(entry, Packet):
+                self._waiting_s += len(entry.samples) / entry.sample_rate
+            else:
+                self._ended = entry == "end"
+                self._num_requests += 1
+            is_due = self._is_due
+        if is_due:
+            self._on_input(self)
 
-    def get(self) -> Packet | Request | None:
-        """Takes the next entry; None if there is none."""
+    @property
+    def _is_due(self) -> bool:
+        """Whether the engine should read the entries; the lock must be held."""
+        return self._num_requests > 0 or self._waiting_s > self._needed_s - _ROUNDING_S
+
+    def get(self, needed_s: float) -> Packet | Request | None:
+        """Takes the next request, or all audio before it.
+
+        Args:
+            needed_s: Seconds of audio that the engine needs.
+
+        Returns:
+            None if there is no request and less audio than needed. `on_input` is called once that
+            has changed.
+        """
         with self._changed:
-            if not self._entries:
+            self._needed_s = needed_s
+            if not self._entries or not self._is_due:
                 return None
             entry = self._entries.popleft()
-            self._waiting_s -= _seconds(entry)
+            if not isinstance(entry, Packet):
+                self._num_requests -= 1
+                return entry
+            parts, rate = [entry.samples], entry.sample_rate
+            while self._entries and isinstance(after := self._entries[0], Packet):
+                if after.sample_rate != rate:
+                    break
+                parts.append(after.samples)
+                self._entries.popleft()
+            samples = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            self._waiting_s -= len(samples) / rate
             self._changed.notify_all()
-        return entry
+        return Packet(samples, rate)
 
     def wait_below(self, seconds: float) -> None:
         """Waits until less audio than that waits for the engine, or the stream has finished."""
@@ -114,10 +151,6 @@ class Inbox:
             self._closed = True
             self._entries.clear()
             self._changed.notify_all()
-
-
-def _seconds(entry: Packet | Request) -> float:
-    return len(entry.samples) / entry.sample_rate if isinstance(entry, Packet) else 0.0
 
 
 class EventQueue(BaseEventQueue[Event]):

@@ -73,20 +73,19 @@ class STT:
         """Loads a model.
 
         Args:
-            model: A folder that transformers saved, a `.nemo` file, or a hub id (`owner/name`,
-                `owner/name@revision`). The built-in model, `demo`, is not part of this version.
+            model: `demo`, the built-in model for English; a folder that transformers saved, a
+                `.nemo` file, or a hub id (`owner/name`, `owner/name@revision`).
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
             slots: Number of sessions that can be open at once.
 
         Raises:
-            NoBuiltInModelError: The model is `demo`.
             CheckpointError: The model is missing or broken.
             ValueError: There is no such device or dtype, or no slot.
             ForkedProcessError: This process was forked after torch had run in its parent.
             TypeError: An argument has another type.
         """
-        check_type("model", model, (str, os.PathLike), "a folder, a .nemo file or a hub id")
+        check_type("model", model, (str, os.PathLike), "demo, a folder, a .nemo file or a hub id")
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
         if slots < 1:

@@ -37,7 +37,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 PAGES += sorted(
     file
-    for folder in ("csrc", "examples", "megakernel_tts")
+    for folder in ("csrc", "examples", "megakernel_stt", "megakernel_tts")
     for file in (ROOT / folder).rglob("README.md")
 )
 # Programs, so that blocks run this checkout and not an installed one.

@@ -1,4 +1,4 @@
-"""Word error rates of the checkpoint: held-out texts in held-out voices, and real recordings.
+"""Word error rates: held-out texts in held-out voices and by the demo voice, real recordings.
 
 python -m examples.train_ears.evaluate WORK --recordings recordings --json results.json
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soxr
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -21,9 +22,12 @@ from examples.train_voice.layout import summary
 from examples.train_voice.text import held_out
 from megakernel_stt import STT
 from megakernel_stt.model.config import SAMPLE_RATE
+from megakernel_tts import TTS, Sampling
 
 _MARGIN = np.zeros(SAMPLE_RATE // 5, np.int16)  # before and after each recording
 _NOISE_S = 60.0
+_ROUND_TRIP = 66  # sentences
+_VOICES = "clara", "henry", "olivia"
 Transcribe = Callable[[NDArray[np.int16]], str]
 
 
@@ -63,6 +67,18 @@ def held_out_recordings(work: Work) -> list[Recording]:
             Recording(texts[i][0], wave, target(texts[i][1]))
             for i, wave in zip(shard["text"], waves, strict=True)
         ]
+
+
+def spoken_recordings(tts: TTS, count: int = _ROUND_TRIP) -> list[Recording]:
+    """English held-out sentences that a voice speaks, evenly chosen, as speech of 16 kHz."""
+    english = [text for category, text in held_out() if not category.startswith("spanish")]
+    found: list[Recording] = []
+    for i in tqdm(range(count), desc="demo voice", disable=None):
+        text, voice = english[i * len(english) // count], _VOICES[i % len(_VOICES)]
+        speech = tts.say(text, voice, "english", sampling=Sampling(seed=i))
+        wave = soxr.resample(speech.pcm, speech.sample_rate, SAMPLE_RATE)
+        found.append(Recording(f"{voice} {i}", wave, target(text)))
+    return found
 
 
 def words_of_noise(transcribe: Transcribe) -> dict[str, int]:
@@ -106,6 +122,8 @@ def main() -> None:
     options = parser.parse_args()
     work = Work(options.work)
     sets = {"synthetic": held_out_recordings(work)}
+    with TTS.load("demo", device="cpu", slots=1) as tts:
+        sets["demo voice"] = spoken_recordings(tts)
     if options.recordings:
         sets |= real_sets(options.recordings)
     results: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from examples.train_voice.layout import Work, summary
 _POLL_INTERVAL_S = 0.5
 _MINUTES = {  # of trainings and the teacher, by the number of GPUs; the rest takes 5
     1: {"synthesis": 7.5, "codec": 10.5, "vocoder": 3.9, "talker": 8.4},
-    2: {"synthesis": 10.5, "codec": 9.5, "vocoder": 12.5, "talker": 12.5},
+    2: {"synthesis": 10.0, "codec": 9.5, "vocoder": 12.5, "talker": 12.5},
 }
 _SYNTHESIS_WORKERS = 3  # processes
 

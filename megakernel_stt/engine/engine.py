@@ -1,13 +1,15 @@
 """The engine: its thread steps all streams together, each at its own phase.
 
 An iteration takes the next chunk of every stream that has one, and computes those of the same
-lookahead in one batch. Streams join and leave between iterations.
+lookahead in one batch. Streams join and leave between iterations. Only streams that have reported
+input, or had a chunk in the iteration before, are looked at.
 """
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,13 +40,15 @@ class Loop:
         self.closed = False
         self.broken: BaseException | None = None
         self._lock = threading.Condition()
-        self._streams: list[Stream] = []
+        self._streams: dict[Inbox, Stream] = {}
+        self._changed: deque[Inbox | None] = deque()  # inboxes to look at; None: all of them
         self._process = OwnerProcess("STT")
 
-    def add(self, stream: Stream, slots: int, *, wait: bool) -> None:
+    def add(self, inbox: Inbox, stream: Stream, slots: int, *, wait: bool) -> None:
         """Adds a stream if a slot is free.
 
         Args:
+            inbox: Its input.
             stream: The stream.
             slots: Number of streams at a time.
             wait: Whether to wait for a slot.
@@ -63,22 +67,27 @@ class Loop:
                     f"{slots} sessions are open, as many as there are slots. Try again later, or "
                     "load with more slots."
                 )
-            self._streams.append(stream)
+            self._streams[inbox] = stream
 
     @property
     def _num_used(self) -> int:
         """Slots in use; the lock must be held."""
-        return sum(stream.holds_slot for stream in self._streams)
+        return sum(stream.holds_slot for stream in self._streams.values())
 
     def stop(self) -> None:
         """Ends the loop after the step under way. Takes no lock: a finaliser may call it."""
         self.closed = True
         self.interrupt()
 
+    def notify(self, inbox: Inbox | None) -> None:
+        """Has the loop look at a stream; None: at all. Takes no lock."""
+        self._changed.append(inbox)
+        self.wakeup.set()
+
     def interrupt(self) -> None:
-        """Wakes the loop. Takes no lock. Does nothing in a forked process."""
+        """Has the loop look at all streams. Takes no lock. Does nothing in a forked process."""
         if self._process.is_current:
-            self.wakeup.set()
+            self.notify(None)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -95,14 +104,21 @@ class Loop:
         self.closed = True
         closing = EngineClosedError("The engine was closed while the session was open.")
         closing.__cause__ = self.broken
-        for stream in self._current():
-            self._remove(stream, closing)
+        with self._lock:
+            left = [*self._streams]
+        for inbox in left:
+            self._remove(inbox, closing)
         with self._lock:
             self._lock.notify_all()
 
-    def _current(self) -> list[Stream]:
+    def _take_changed(self) -> list[tuple[Inbox, Stream]]:
+        """The streams to look at, in the order in which they were reported."""
+        inboxes = dict[Inbox | None, None]()
+        while self._changed:
+            inboxes[self._changed.popleft()] = None
         with self._lock:
-            return list(self._streams)
+            chosen = self._streams if None in inboxes else inboxes
+            return [(i, self._streams[i]) for i in chosen if i is not None and i in self._streams]
 
     def _iterate(self) -> bool:
         """Computes a chunk of every stream that has one.
@@ -110,52 +126,61 @@ class Loop:
         Returns:
             Whether there was any.
         """
-        groups: dict[Recogniser, list[tuple[Stream, Recognition[Any]]]] = {}
-        for stream in self._current():
+        groups: dict[Recogniser, list[_Ready]] = {}
+        for inbox, stream in self._take_changed():
             if stream.abandoned:
-                self._remove(stream)
+                self._remove(inbox)
                 continue
             try:
                 chunk = stream.next_chunk()
             except Exception as error:
-                self._fail(stream, error)
+                self._fail(inbox, error)
                 continue
             if stream.finished:
-                self._remove(stream)
+                self._remove(inbox)
             elif chunk is not None:
-                groups.setdefault(stream.recogniser, []).append((stream, chunk))
+                groups.setdefault(stream.recogniser, []).append(_Ready(inbox, stream, chunk))
         for recogniser, ready in groups.items():
             for i in range(0, len(ready), _MAX_BATCH):
                 self._step(recogniser, ready[i : i + _MAX_BATCH])
         return bool(groups)
 
-    def _step(self, recogniser: Recogniser, ready: list[tuple[Stream, Recognition[Any]]]) -> None:
+    def _step(self, recogniser: Recogniser, ready: list["_Ready"]) -> None:
         """Computes chunks together; if that fails, each solo, to find the stream at fault."""
         try:
-            recogniser.step([chunk for _, chunk in ready])
+            recogniser.step([one.chunk for one in ready])
         except Exception as error:
             if len(ready) == 1:
-                self._fail(ready[0][0], error)
+                self._fail(ready[0].inbox, error)
                 return
             for one in ready:
                 self._step(recogniser, [one])
             return
-        for stream, _ in ready:
-            stream.report()
+        for one in ready:
+            one.stream.report()
+            self._changed.append(one.inbox)  # it may have another chunk, or a request
 
-    def _fail(self, stream: Stream, cause: Exception) -> None:
+    def _fail(self, inbox: Inbox, cause: Exception) -> None:
         error = RecognitionError(f"The stream failed: {cause}")
         error.__cause__ = cause
-        self._remove(stream, error)
+        self._remove(inbox, error)
 
     def _remove(
-        self, stream: Stream, error: RecognitionError | EngineClosedError | None = None
+        self, inbox: Inbox, error: RecognitionError | EngineClosedError | None = None
     ) -> None:
         """Ends a stream and frees its slot."""
-        stream.finish(error)
+        self._streams[inbox].finish(error)
         with self._lock:
-            self._streams.remove(stream)
+            del self._streams[inbox]
             self._lock.notify_all()
+
+
+class _Ready(NamedTuple):
+    """A stream with a chunk to compute."""
+
+    inbox: Inbox
+    stream: Stream
+    chunk: Recognition[Any]
 
 
 class Engine:
@@ -198,10 +223,10 @@ class Engine:
         """
         self._process.check()
         # They refer to the loop only: a reference to the engine would keep it alive.
-        inbox, events = Inbox(self._loop.wakeup.set), EventQueue(self._loop.interrupt)
+        inbox, events = Inbox(self._loop.notify), EventQueue(self._loop.interrupt)
         with torch.inference_mode():
             stream = make(inbox, events)
-        self._loop.add(stream, self.slots, wait=wait)
+        self._loop.add(inbox, stream, self.slots, wait=wait)
         return Session(inbox, events), inbox
 
     @property

@@ -34,6 +34,7 @@ from megakernel_stt.network.features import (
     mels_of,
     normalized,
     samples_of,
+    samples_until,
 )
 from megakernel_stt.network.prompt import add_prompt
 from megakernel_stt.network.transducer import Emission, Transducer, TransducerState
@@ -132,6 +133,10 @@ class Recogniser(Protocol):
         """Whether a stream has a chunk to compute."""
         ...
 
+    def missing_s(self, recognition: Recognition[Any]) -> float:
+        """Seconds of audio that a stream lacks for its next chunk; 0 to be given all audio."""
+        ...
+
     def check_length(self, recognition: Recognition[Any]) -> None:
         """Checks that the model takes as much audio as a stream has.
 
@@ -226,6 +231,12 @@ class ChunkRecogniser(ABC, Generic[State]):
             return _num_left(recognition) > 0
         end = recognition.num_frames + self.encoder.chunk_size
         return recognition.num_mels >= end * MELS_PER_FRAME - NUM_MISSING
+
+    def missing_s(self, recognition: Recognition[State]) -> float:
+        """Seconds of audio that a stream lacks for its next chunk."""
+        end = recognition.num_frames + self.encoder.chunk_size
+        needed = samples_until(end * MELS_PER_FRAME - NUM_MISSING)
+        return max(needed - recognition.num_samples, 0) / SAMPLE_RATE
 
     def check_length(self, recognition: Recognition[State]) -> None:
         """Does nothing: a stream may have any length."""
@@ -334,6 +345,10 @@ class OfflineRecogniser:
     def is_ready(self, recognition: Recognition[TransducerState]) -> bool:
         """Whether a stream has ended and is not recognised yet."""
         return recognition.ended and recognition.num_mels > 0 and not recognition.num_frames
+
+    def missing_s(self, recognition: Recognition[TransducerState]) -> float:
+        """Zero: the length of all audio is checked as it arrives."""
+        return 0.0
 
     def check_length(self, recognition: Recognition[TransducerState]) -> None:
         """Checks that the model takes as much audio as a recording has.

@@ -75,7 +75,7 @@ class Stream:
                 continue
             if self.recogniser.is_ready(self._recognition):
                 return self._recognition
-            entry = self._inbox.get()
+            entry = self._inbox.get(self.recogniser.missing_s(self._recognition))
             if entry is None:
                 return None
             if isinstance(entry, Packet):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from megakernel_common.errors import CheckpointError
 from megakernel_common.hub import download, parse_hub_id
-from megakernel_stt.errors import NoBuiltInModelError
 
 DEMO = "demo"
+_DEMO_FOLDER = Path(__file__).parents[1] / "checkpoints" / "demo"
 _EXAMPLE = "nvidia/nemotron-speech-streaming-en-0.6b"
 
 
@@ -15,25 +15,22 @@ def find_model(model: str | os.PathLike[str]) -> Path:
     """Finds a recogniser, downloading it first where needed.
 
     Args:
-        model: A folder, a `.nemo` file, or a hub id (`owner/name` or `owner/name@revision`).
+        model: `demo`, a folder, a `.nemo` file, or a hub id (`owner/name` or
+            `owner/name@revision`).
 
     Raises:
-        NoBuiltInModelError: It is `demo`.
         CheckpointError: The name is none of these, or the download failed.
     """
     name = os.fspath(model)
     if name == DEMO:
-        raise NoBuiltInModelError(
-            "The built-in recognition model, demo, is not part of this version; name a checkpoint: "
-            f"a folder, a .nemo file, or a hub id such as {_EXAMPLE}."
-        )
+        return _DEMO_FOLDER
     if 0 < len(name) < 4096 and (Path(name).is_dir() or Path(name).is_file()):
         return Path(name)
     hub_id = parse_hub_id(name)
     if hub_id is None:
         raise CheckpointError(
-            f"{name!r} is not a recognition model: name a folder or a .nemo file that exists, or a "
-            f"hub id such as {_EXAMPLE} (add @revision for one version)."
+            f"{name!r} is not a recognition model: name a folder or a .nemo file that exists, a "
+            f"hub id such as {_EXAMPLE} (add @revision for one version), or demo."
         )
     folder = download(*hub_id, ["*.json", "*.safetensors"])
     if not any(folder.glob("*.safetensors")):

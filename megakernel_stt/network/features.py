@@ -104,6 +104,11 @@ def complete_mels_of(num_samples: int) -> int:
     return max((num_samples - _REACH) // HOP_SIZE + 1, 0)
 
 
+def samples_until(num_mels: int) -> int:
+    """Samples of a recording after which so many mel frames are complete."""
+    return (num_mels - 1) * HOP_SIZE + _REACH
+
+
 def normalized(mels: Tensor) -> Tensor:
     """Normalises every bin of a recording to mean 0 and deviation 1 (offline models).
 

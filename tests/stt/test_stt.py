@@ -15,7 +15,6 @@ from megakernel_stt import (
     Final,
     LanguageError,
     LookaheadError,
-    NoBuiltInModelError,
     Partial,
     Transcript,
 )
@@ -215,11 +214,6 @@ def test_arguments_are_checked(stt: STT) -> None:
             stt.transcribe(wav)  # type: ignore[arg-type]
 
 
-def test_the_built_in_model_is_named_as_missing() -> None:
-    with pytest.raises(NoBuiltInModelError, match="not part of this version; name a checkpoint"):
-        STT.load()
-
-
 def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
     """An iteration that was left by `break` ends later, and does not disturb the next one."""
 
@@ -245,7 +239,7 @@ def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
 
 def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
     recogniser = stt._recognisers[80]
-    inbox, events = Inbox(lambda: None), EventQueue(lambda: None)
+    inbox, events = Inbox(lambda _: None), EventQueue(lambda: None)
     stream = Stream(recogniser, 0, inbox, events)
     inbox.put(Packet((noise(2.0) / 32768).astype(np.float32), RATE))
     num_chunks = 0
