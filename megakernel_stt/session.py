@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,8 +50,7 @@ class Final:
 Event = Partial | Final
 
 
-@dataclass(frozen=True)
-class Packet:
+class Packet(NamedTuple):
     """Audio of one call of `push`.
 
     Attributes:
@@ -77,7 +76,8 @@ class Inbox:
             on_input: Called when there is a request, or as much audio as the engine needs.
         """
         self._entries: deque[Packet | Request] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._on_input = on_input
         self._ended = False
         self._closed = False
@@ -91,17 +91,17 @@ class Inbox:
         Raises:
             AudioError: The audio was ended.
         """
-        with self._changed:
+        with self._lock:
             if self._ended:
                 raise AudioError("The session's audio was ended; open a new session for more.")
             if self._closed:
                 return
             self._entries.append(entry)
-            if isinstance(entry, Packet):
-                self._waiting_s += len(entry.samples) / entry.sample_rate
-            else:
+            if isinstance(entry, str):
                 self._ended = entry == "end"
                 self._num_requests += 1
+            else:
+                self._waiting_s += len(entry.samples) / entry.sample_rate
             is_due = self._is_due
         if is_due:
             self._on_input(self)
@@ -121,16 +121,16 @@ class Inbox:
             None if there is no request and less audio than needed. `on_input` is called once that
             has changed.
         """
-        with self._changed:
+        with self._lock:
             self._needed_s = needed_s
             if not self._entries or not self._is_due:
                 return None
             entry = self._entries.popleft()
-            if not isinstance(entry, Packet):
+            if isinstance(entry, str):
                 self._num_requests -= 1
                 return entry
             parts, rate = [entry.samples], entry.sample_rate
-            while self._entries and isinstance(after := self._entries[0], Packet):
+            while self._entries and not isinstance(after := self._entries[0], str):
                 if after.sample_rate != rate:
                     break
                 parts.append(after.samples)

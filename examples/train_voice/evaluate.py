@@ -43,6 +43,7 @@ from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 _CPU = torch.device("cpu")
 _SILENCE = 200  # largest sample of silence at the end, which is cut off for DNSMOS
 _TIMED = 24  # sentences that are spoken to measure the speed
+_JUDGES = "speech", "naturalness", "whisper", "surprisal", "pocketsphinx"  # in this order
 Recordings = list[NDArray[np.int16]]
 Transcribe = Callable[[NDArray[np.int16], int, str], str]
 Recognise = Callable[[NDArray[np.int16], int, str], list[int]]
@@ -336,6 +337,13 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=1, help="judge every so many held-out sentences (default: 1)"
     )
+    parser.add_argument(
+        "--judges",
+        type=lambda names: names.split(","),
+        default=list(_JUDGES),
+        metavar="NAME,...",
+        help=f"what is measured: {','.join(_JUDGES)} (default: all)",
+    )
     parser.add_argument("--threads", type=int, default=2, help="for the speed of the voice")
     parser.add_argument(
         "--processes",
@@ -346,9 +354,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.every < 1:
         parser.error(f"--every must be at least 1, found {options.every}")
+    if unknown := set(options.judges) - set(_JUDGES):
+        parser.error(f"--judges takes {', '.join(_JUDGES)}; found {', '.join(sorted(unknown))}")
     work, start = Work(options.work), time.monotonic()
-    missing = listeners.missing_packages()
+    judges, missing = set(options.judges), listeners.missing_packages()
     if missing:
+        judges -= {"naturalness", "whisper", "surprisal"}
         print(f"without Whisper and DNSMOS: {', '.join(missing)} not installed")
     spoken, speech = sentences(options.every), recordings(work, options.every)
     results: dict[str, Any] = {"sentences": len(spoken)}
@@ -360,25 +371,30 @@ def main() -> None:
         text = json.dumps(results, indent=1, ensure_ascii=False)
         options.json.write_text(text + "\n", encoding="utf-8")
 
-    add("durations", durations(speech))
-    add("intonation", intonation(speech))
-    torch.set_num_threads(options.threads)
-    with TTS.load(work.voice, "cpu", slots=1) as tts:
-        add("cpu", speed(tts))
-        add("word_starts", word_times(work, tts, speech["teacher"], options.every))
-    add("ends", json.loads(work.ends.read_text(encoding="utf-8")))
+    if not options.whisper:
+        judges -= {"whisper", "surprisal"}
+    if "speech" in judges:
+        add("durations", durations(speech))
+        add("intonation", intonation(speech))
+        torch.set_num_threads(options.threads)
+        with TTS.load(work.voice, "cpu", slots=1) as tts:
+            add("cpu", speed(tts))
+            add("word_starts", word_times(work, tts, speech["teacher"], options.every))
+        add("ends", json.loads(work.ends.read_text(encoding="utf-8")))
     with worker_processes(options.processes, threads=2) as pool:
-        if not missing:
+        if "naturalness" in judges:
             add("naturalness", naturalness(spoken, speech, pool))
-        if not missing and options.whisper:
+        if "whisper" in judges:
             whisper = partial(_transcribe_by_whisper, options.whisper)
             languages = ("english", "spanish")
             add("whisper", understanding(spoken, speech, whisper, languages, pool))
+        if "surprisal" in judges:
             recognise = partial(_recognise_by_whisper, options.whisper)
             score = partial(_score_by_whisper, options.whisper)
             add("surprisal", surprisal(spoken, speech, recognise, score, pool))
-        pocketsphinx = _transcribe_by_pocketsphinx
-        add("pocketsphinx", understanding(spoken, speech, pocketsphinx, ("english",), pool))
+        if "pocketsphinx" in judges:
+            pocketsphinx = _transcribe_by_pocketsphinx
+            add("pocketsphinx", understanding(spoken, speech, pocketsphinx, ("english",), pool))
     for judge in {"whisper", "pocketsphinx"} & results.keys():
         for condition, found in results[judge].items():
             print(f"{judge:12} {condition:11} {found['rate']:.3f} ({found['relative']})")

@@ -22,7 +22,7 @@ CATEGORIES = (
     *("spanish", "spanish-exclamations"),
 )
 _MIN_WORDS = 3
-_PAUSE_S = 0.1  # besides the silence that speech begins with
+_PAUSE_S = 0.02  # besides the silence that speech begins with
 
 
 def sentences() -> list[tuple[str, str]]:

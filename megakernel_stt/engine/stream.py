@@ -78,7 +78,7 @@ class Stream:
             entry = self._inbox.get(self.recogniser.missing_s(self._recognition))
             if entry is None:
                 return None
-            if isinstance(entry, Packet):
+            if not isinstance(entry, str):
                 self._add(entry)
             else:
                 self._request = entry
