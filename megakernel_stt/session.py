@@ -65,8 +65,8 @@ class Packet(NamedTuple):
 class Inbox:
     """Audio and requests of one session in order, from its caller to the engine thread.
 
-    The engine says how much audio it needs. Until so much waits it is not told of packets: with
-    many streams, waking it for each packet would take longer than the chunks.
+    The engine sets how much audio it needs, and is not woken before so much waits: with many
+    streams, its wake-ups for every packet would take longer than the chunks.
     """
 
     def __init__(self, on_input: Callable[["Inbox"], None]) -> None:
