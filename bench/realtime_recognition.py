@@ -3,7 +3,7 @@
 All sessions are of one `STT`, and one event loop pushes their packets and reads their results, as a
 server does. The latency of a result is measured from the arrival of the packet that completes its
 chunk, a moment that is fixed before the run: late pushes count. Only chunks with new tokens have a
-result.
+result; one that is replaced by a later one before it is read has the later one's time.
 
 python -m bench.realtime_recognition --simulated --streams 250,500,1000 --json FILE
 python -m bench.realtime_recognition --streams 250,500,1000 --json FILE     # on a GPU
@@ -33,10 +33,12 @@ from megakernel_stt.engine.recogniser import Chunks, StreamingRecogniser
 from megakernel_stt.engine.slot_recogniser import SlotRecognisers
 from megakernel_stt.kernels.conformer import load_conformer
 from megakernel_stt.kernels.transducer import load_transducer
-from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
+from megakernel_stt.model.checkpoint import Model
+from megakernel_stt.model.config import FRAME_S, MELS_PER_FRAME, SAMPLE_RATE
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
+from megakernel_stt.network.encoder import NUM_MISSING
 from megakernel_stt.network.features import samples_until
-from megakernel_stt.network.transducer import Emission
+from megakernel_stt.network.transducer import Emission, Transducer
 
 _PACKET_S = 0.02
 _CALIBRATION_CHUNKS = 50
@@ -46,17 +48,23 @@ _TOKENS_PER_FRAME = 0.35
 
 
 class SimulatedRecogniser(StreamingRecogniser):
-    """A recogniser whose step takes a fixed time, and whose tokens are random.
+    """A recogniser whose step takes a fixed time, and whose tokens are random."""
 
-    Attributes:
-        step_s: Seconds of a step, and of each of its streams.
-    """
+    def __init__(self, model: Model, lookahead: int, step_s: tuple[float, float]) -> None:
+        """Prepares it.
 
-    step_s = 0.0, 0.0
+        Args:
+            model: For the sizes of chunks and the ids of tokens.
+            lookahead: Frames of a chunk after its first.
+            step_s: Seconds of a step, and of each of its streams.
+        """
+        decoder = Transducer(model.weights.transducer, model.config.transducer)
+        super().__init__(model, decoder, lookahead)
+        self._step_s = step_s
 
     def compute(self, chunks: Chunks, states: list[Any]) -> tuple[list[Any], list[list[Emission]]]:
         """Waits as for a GPU; see `ChunkRecogniser.compute`."""
-        fixed_s, stream_s = self.step_s
+        fixed_s, stream_s = self._step_s
         time.sleep(fixed_s + stream_s * len(states))
         rng, size = np.random.default_rng(chunks.firsts[0]), self.encoder.chunk_size
         emitted = rng.random((len(states), size)) < _TOKENS_PER_FRAME
@@ -70,11 +78,11 @@ class SimulatedRecogniser(StreamingRecogniser):
 def simulated_stt(slots: int, step_s: tuple[float, float]) -> STT:
     """An `STT` without a GPU, whose steps take a fixed time."""
     model = random_model("streaming", Size(), torch.device("cpu"), torch.float32)
-    stt = STT(model, slots, "simulated")
-    for recogniser in stt._recognisers.values():
-        recogniser.__class__ = SimulatedRecogniser
-        assert isinstance(recogniser, SimulatedRecogniser)
-        recogniser.step_s = step_s
+    stt, streaming = STT(model, slots, "simulated"), model.config.encoder.streaming
+    assert streaming is not None
+    for lookahead in streaming.lookaheads:
+        ms = round(1000 * FRAME_S * (lookahead + 1))
+        stt._recognisers[ms] = SimulatedRecogniser(model, lookahead, step_s)
     return stt
 
 
@@ -118,17 +126,20 @@ async def run(
     order = np.argsort(times, axis=None)
     sessions = [stt.open(lookahead_ms=lookahead_ms) for _ in range(num_streams)]
     latencies_s, delays_s, num_tokens = list[float](), list[float](), [0] * num_streams
+    frames_per_chunk = round(lookahead_ms / 1000 / FRAME_S)
     begin_s = time.perf_counter() + 0.2
 
     async def read(stream: int, session: Session) -> None:
         async for event in session:
             if isinstance(event, Partial):
-                now_s = time.perf_counter() - begin_s
-                frames = round(event.transcript.seconds / FRAME_S)
-                last_sample = samples_until(8 * (frames - 1) + 1)
-                packet = min(-(-last_sample // size), times.shape[1]) - 1
-                latencies_s.append(now_s - times[stream, packet])
-                num_tokens[stream] = len(event.transcript.tokens)
+                now_s, tokens = time.perf_counter() - begin_s, event.transcript.tokens
+                new = tokens[num_tokens[stream] :]
+                for chunk in {round(t.start / FRAME_S) // frames_per_chunk for t in new}:
+                    end = (chunk + 1) * frames_per_chunk
+                    num_samples = samples_until(end * MELS_PER_FRAME - NUM_MISSING)
+                    packet = min(-(-num_samples // size), times.shape[1]) - 1
+                    latencies_s.append(now_s - times[stream, packet])
+                num_tokens[stream] = len(tokens)
 
     readers = [asyncio.create_task(read(i, one)) for i, one in enumerate(sessions)]
     begin_cpu_s = time.process_time()

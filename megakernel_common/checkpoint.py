@@ -124,7 +124,10 @@ class Checkpoint:
     @property
     def has_int8(self) -> bool:
         """Whether a matrix is stored as int8 numbers with scales."""
-        return any(entry.dtype == _INT8 for entry in self._entries.values())
+        return any(
+            entry.dtype == _INT8 and f"{name}_scale" in self._entries
+            for name, entry in self._entries.items()
+        )
 
     def verify(self, tree: Any) -> None:
         """Checks every leaf of a tree of specs against the headers.
@@ -148,9 +151,10 @@ class Checkpoint:
             if entry.dtype == _INT8 and len(entry.shape) > 1:
                 self._verify_scale(leaf.name, entry)
             elif entry.dtype not in _DTYPES:
+                also = f", or {_INT8} with scales" if len(entry.shape) > 1 else ""
                 raise CheckpointError(
                     f"{entry.file}: {leaf.name} is of type {entry.dtype}; "
-                    f"expected one of {', '.join(_DTYPES)}, or a matrix of {_INT8} with scales."
+                    f"expected one of {', '.join(_DTYPES)}{also}."
                 )
 
     def _verify_scale(self, name: str, matrix: _HeaderEntry) -> None:

@@ -112,10 +112,10 @@ class Inbox:
         return self._num_requests > 0 or self._waiting_s > self._needed_s - _ROUNDING_S
 
     def get(self, needed_s: float) -> Packet | Request | None:
-        """Takes the next request, or all audio before it.
+        """Takes the next request, or audio before it.
 
         Args:
-            needed_s: Seconds of audio that the engine needs.
+            needed_s: Seconds of audio that the engine needs. It gets no packet more, at least one.
 
         Returns:
             None if there is no request and less audio than needed. `on_input` is called once that
@@ -130,13 +130,16 @@ class Inbox:
                 self._num_requests -= 1
                 return entry
             parts, rate = [entry.samples], entry.sample_rate
-            while self._entries and not isinstance(after := self._entries[0], str):
-                if after.sample_rate != rate:
+            num_samples = len(entry.samples)
+            while num_samples / rate < needed_s - _ROUNDING_S and self._entries:
+                after = self._entries[0]
+                if isinstance(after, str) or after.sample_rate != rate:
                     break
-                parts.append(after.samples)
                 self._entries.popleft()
+                parts.append(after.samples)
+                num_samples += len(after.samples)
             samples = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            self._waiting_s -= len(samples) / rate
+            self._waiting_s -= num_samples / rate
             self._changed.notify_all()
         return Packet(samples, rate)
 

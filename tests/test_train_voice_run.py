@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from examples.train_voice.layout import Work
-from examples.train_voice.run import Stage, StageError, run_stages, stages
+from examples.train_voice.run import Stage, StageError, gpus_of, run_stages, stages
 
 
 class Stages:
@@ -59,7 +59,7 @@ def minutes(stage: Stage) -> float:
     return float(options.get("--minutes", 1.0))
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
 def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_gpus: int) -> None:
     simulated, all_stages = Stages(), recipe(tmp_path, num_gpus)
     seconds = run_stages(
@@ -86,10 +86,10 @@ def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_
             assert event == "end" or name in may_share or not running
             running ^= {name}
     is_beside = simulated.index("start", "vocoder") < simulated.index("end", "codes")
-    assert is_beside == (num_gpus == 2)
+    assert is_beside == (num_gpus > 1)
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
 def test_all_stages_take_less_than_half_an_hour(tmp_path: Path, num_gpus: int) -> None:
     """Of the stages that do not wait for each other the slower one counts."""
     end = dict[str, float]()
@@ -123,7 +123,7 @@ def test_a_stage_that_fails_ends_the_others(
     assert started == ended
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
 def test_each_stage_is_a_module_of_the_recipe_that_has_its_options(
     tmp_path: Path, num_gpus: int
 ) -> None:
@@ -135,3 +135,16 @@ def test_each_stage_is_a_module_of_the_recipe_that_has_its_options(
         source = (folder / f"{name}.py").read_text()
         for option in stage.command[2:]:
             assert not option.startswith("--") or f'"{option}"' in source, f"{name} {option}"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+def test_stages_share_no_gpu_that_would_delay_them(tmp_path: Path, num_gpus: int) -> None:
+    """The talker has all GPUs but that of the vocoder, and a process for each."""
+    names = ["3", "5", "6", "7"][:num_gpus]
+    chosen = {s.name: list(gpus_of(s, names)) for s in recipe(tmp_path, num_gpus)}
+    assert chosen["codec"] == chosen["codes"] == ["3"]
+    assert chosen["vocoder"] == chosen["synthesis"] == [names[min(1, num_gpus - 1)]]
+    assert chosen["talker"] == ["3", *names[2:]]
+    (talker,) = (s for s in recipe(tmp_path, num_gpus) if s.name == "talker")
+    options = dict(itertools.pairwise(talker.command))
+    assert options["--processes"] == str(len(chosen["talker"]))

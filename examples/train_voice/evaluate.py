@@ -332,7 +332,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `speak`")
-    parser.add_argument("--json", type=Path, required=True, help="file for the results")
+    parser.add_argument("--json", type=Path, required=True, help="file for the results; replaced")
     parser.add_argument("--whisper", type=Path, help="folder of the wheels of Whisper base")
     parser.add_argument(
         "--every", type=int, default=1, help="judge every so many held-out sentences (default: 1)"
@@ -340,9 +340,9 @@ def main() -> None:
     parser.add_argument(
         "--judges",
         type=lambda names: names.split(","),
-        default=list(_JUDGES),
         metavar="NAME,...",
-        help=f"what is measured: {','.join(_JUDGES)} (default: all)",
+        help=f"what is measured: {','.join(_JUDGES)} (default: all for which this machine has the "
+        "packages)",
     )
     parser.add_argument("--threads", type=int, default=2, help="for the speed of the voice")
     parser.add_argument(
@@ -354,13 +354,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.every < 1:
         parser.error(f"--every must be at least 1, found {options.every}")
-    if unknown := set(options.judges) - set(_JUDGES):
+    if unknown := set(options.judges or ()) - set(_JUDGES):
         parser.error(f"--judges takes {', '.join(_JUDGES)}; found {', '.join(sorted(unknown))}")
+    obstacles = _obstacles(options.whisper)
+    judges = set(options.judges or set(_JUDGES) - obstacles.keys())
+    for judge in judges & obstacles.keys():
+        parser.error(f"--judges {judge}: {obstacles[judge]}")
+    if not options.judges:
+        for judge, obstacle in obstacles.items():
+            print(f"without {judge}: {obstacle}")
     work, start = Work(options.work), time.monotonic()
-    judges, missing = set(options.judges), listeners.missing_packages()
-    if missing:
-        judges -= {"naturalness", "whisper", "surprisal"}
-        print(f"without Whisper and DNSMOS: {', '.join(missing)} not installed")
     spoken, speech = sentences(options.every), recordings(work, options.every)
     results: dict[str, Any] = {"sentences": len(spoken)}
 
@@ -371,8 +374,6 @@ def main() -> None:
         text = json.dumps(results, indent=1, ensure_ascii=False)
         options.json.write_text(text + "\n", encoding="utf-8")
 
-    if not options.whisper:
-        judges -= {"whisper", "surprisal"}
     if "speech" in judges:
         add("durations", durations(speech))
         add("intonation", intonation(speech))
@@ -400,6 +401,15 @@ def main() -> None:
             print(f"{judge:12} {condition:11} {found['rate']:.3f} ({found['relative']})")
     for condition, found in results.get("surprisal", {}).items():
         print(f"{'surprisal':12} {condition:11} {found['all']:.3f} nats per word")
+
+
+def _obstacles(whisper: Path | None) -> dict[str, str]:
+    """Why a judge cannot run, by its name."""
+    missing = listeners.missing_packages()
+    if missing:
+        reason = f"{', '.join(missing)} not installed; the extra judge has them"
+        return dict.fromkeys(("naturalness", "whisper", "surprisal"), reason)
+    return {} if whisper else dict.fromkeys(("whisper", "surprisal"), "--whisper is missing")
 
 
 @cache

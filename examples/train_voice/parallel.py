@@ -30,9 +30,8 @@ class DataParallel:
         if torch.cuda.is_available():
             torch.cuda.set_device(rank)
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(
-            backend, init_method=f"file://{rendezvous}", rank=rank, world_size=size
-        )
+        store = dist.FileStore(str(rendezvous), size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
     def first(self, value: float) -> float:
         """The first process's value; all processes must call it equally often."""
@@ -41,6 +40,11 @@ class DataParallel:
         shared = torch.tensor(value, dtype=torch.float64)
         dist.broadcast(shared, 0)
         return float(shared)
+
+    def close(self) -> None:
+        """Ends the communication; all processes must call it."""
+        if self.size > 1:
+            dist.destroy_process_group()
 
     def average(self, gradients: Tensor) -> None:
         """Replaces gradients by their mean over all processes."""

@@ -107,17 +107,22 @@ def stages(work: Work, teacher: Path, num_gpus: int) -> list[Stage]:
     ]
 
 
+def gpus_of(stage: Stage, gpus: Sequence[str]) -> Sequence[str]:
+    """The GPUs that a stage uses, of all that a run has."""
+    if stage.beside and len(gpus) > 1:
+        return gpus[1:2]
+    return [gpus[0], *gpus[2:]][: stage.processes]
+
+
 def start_stage(logs: Path, gpus: Sequence[str], stage: Stage) -> Process:
     """Starts a stage; its output goes to `logs`/NAME.log."""
-    second = gpus[1:2]
-    chosen = second if stage.beside and second else [gpus[0], *gpus[2:]][: stage.processes]
     with (logs / f"{stage.name}.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, *stage.command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(chosen)},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus_of(stage, gpus))},
         )
 
 

@@ -140,6 +140,11 @@ def _batches(
     """Batches of similar lengths, in one pass over a process's utterances for training."""
     lengths = dataset.lengths
     numbers = np.flatnonzero(~dataset.held_out)[group.rank :: group.size]
+    if not len(numbers):
+        raise ValueError(
+            f"{np.sum(~dataset.held_out)} utterances are too few for {group.size} processes; "
+            "every process needs one."
+        )
     short = numbers[lengths[numbers] <= longest]
     numbers = short if len(short) else numbers
     order = numbers[np.argsort(lengths[numbers] + rng.uniform(0, 12, len(numbers)))]
@@ -305,6 +310,7 @@ def _train(
             progress.update()
     if rank == 0:
         save()
+    group.close()
 
 
 def main() -> None:

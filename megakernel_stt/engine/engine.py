@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ class Loop:
         self.broken: BaseException | None = None
         self._lock = threading.Condition()
         self._streams: dict[Inbox, Stream] = {}
-        self._changed: deque[Inbox | None] = deque()  # inboxes to look at; None: all of them
+        self._reported = deque[Inbox]()  # inboxes of the streams to look at
         self._process = OwnerProcess("STT")
 
     def add(self, inbox: Inbox, stream: Stream, slots: int, *, wait: bool) -> None:
@@ -77,17 +78,21 @@ class Loop:
     def stop(self) -> None:
         """Ends the loop after the step under way. Takes no lock: a finaliser may call it."""
         self.closed = True
-        self.interrupt()
+        if self._process.is_current:
+            self.wakeup.set()
 
-    def notify(self, inbox: Inbox | None) -> None:
-        """Has the loop look at a stream; None: at all. Takes no lock."""
-        self._changed.append(inbox)
+    def notify(self, inbox: Inbox) -> None:
+        """Has the loop look at a stream. Takes no lock."""
+        self._reported.append(inbox)
         self.wakeup.set()
 
-    def interrupt(self) -> None:
-        """Has the loop look at all streams. Takes no lock. Does nothing in a forked process."""
+    def abandon(self, inbox: Inbox) -> None:
+        """Has the loop remove a stream without a reader. Takes no lock.
+
+        Does nothing in a forked process.
+        """
         if self._process.is_current:
-            self.notify(None)
+            self.notify(inbox)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -111,14 +116,13 @@ class Loop:
         with self._lock:
             self._lock.notify_all()
 
-    def _take_changed(self) -> list[tuple[Inbox, Stream]]:
+    def _take_reported(self) -> list[tuple[Inbox, Stream]]:
         """The streams to look at, in the order in which they were reported."""
-        inboxes = dict[Inbox | None, None]()
-        while self._changed:
-            inboxes[self._changed.popleft()] = None
+        inboxes = dict[Inbox, None]()
+        while self._reported:
+            inboxes[self._reported.popleft()] = None
         with self._lock:
-            chosen = self._streams if None in inboxes else inboxes
-            return [(i, self._streams[i]) for i in chosen if i is not None and i in self._streams]
+            return [(i, self._streams[i]) for i in inboxes if i in self._streams]
 
     def _iterate(self) -> bool:
         """Computes a chunk of every stream that has one.
@@ -127,7 +131,7 @@ class Loop:
             Whether there was any.
         """
         groups: dict[Recogniser, list[_Ready]] = {}
-        for inbox, stream in self._take_changed():
+        for inbox, stream in self._take_reported():
             if stream.abandoned:
                 self._remove(inbox)
                 continue
@@ -158,7 +162,7 @@ class Loop:
             return
         for one in ready:
             one.stream.report()
-            self._changed.append(one.inbox)  # it may have another chunk, or a request
+            self._reported.append(one.inbox)  # it may have another chunk, or a request
 
     def _fail(self, inbox: Inbox, cause: Exception) -> None:
         error = RecognitionError(f"The stream failed: {cause}")
@@ -223,7 +227,8 @@ class Engine:
         """
         self._process.check()
         # They refer to the loop only: a reference to the engine would keep it alive.
-        inbox, events = Inbox(self._loop.notify), EventQueue(self._loop.interrupt)
+        inbox = Inbox(self._loop.notify)
+        events = EventQueue(partial(self._loop.abandon, inbox))
         with torch.inference_mode():
             stream = make(inbox, events)
         self._loop.add(inbox, stream, self.slots, wait=wait)

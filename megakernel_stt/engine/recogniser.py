@@ -134,7 +134,7 @@ class Recogniser(Protocol):
         ...
 
     def missing_s(self, recognition: Recognition[Any]) -> float:
-        """Seconds of audio that a stream lacks for its next chunk; 0 to be given all audio."""
+        """Seconds of audio that a stream lacks for its next chunk; 0 to get every packet."""
         ...
 
     def check_length(self, recognition: Recognition[Any]) -> None:
