@@ -111,8 +111,8 @@ class Inbox:
         """Whether the engine should read the entries; the lock must be held."""
         return self._num_requests > 0 or self._waiting_s > self._needed_s - _ROUNDING_S
 
-    def get(self, needed_s: float) -> Packet | Request | None:
-        """Takes the next request, or audio before it.
+    def get(self, needed_s: float) -> list[Packet] | Request | None:
+        """Takes the next request, or packets before it.
 
         Args:
             needed_s: Seconds of audio that the engine needs. It gets no packet more, at least one.
@@ -129,19 +129,17 @@ class Inbox:
             if isinstance(entry, str):
                 self._num_requests -= 1
                 return entry
-            parts, rate = [entry.samples], entry.sample_rate
-            num_samples = len(entry.samples)
-            while num_samples / rate < needed_s - _ROUNDING_S and self._entries:
+            packets, taken_s = [entry], len(entry.samples) / entry.sample_rate
+            while taken_s < needed_s - _ROUNDING_S and self._entries:
                 after = self._entries[0]
-                if isinstance(after, str) or after.sample_rate != rate:
+                if isinstance(after, str):
                     break
                 self._entries.popleft()
-                parts.append(after.samples)
-                num_samples += len(after.samples)
-            samples = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            self._waiting_s -= num_samples / rate
+                packets.append(after)
+                taken_s += len(after.samples) / after.sample_rate
+            self._waiting_s -= taken_s
             self._changed.notify_all()
-        return Packet(samples, rate)
+        return packets
 
     def wait_below(self, seconds: float) -> None:
         """Waits until less audio than that waits for the engine, or the stream has finished."""

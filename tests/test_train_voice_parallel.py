@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from examples.train_voice import talker
@@ -49,8 +50,12 @@ def test_processes_train_the_same_parameters_on_different_texts(tmp_path: Path) 
     assert not set(one[4]) & set(other[4])
 
 
-def test_the_talker_trains_in_two_processes(tmp_path: Path) -> None:
-    work = Work(tmp_path)
+def test_the_talker_trains_in_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = Work(Path("run"))  # as in the README's commands
+    work.folder.mkdir()
     write_random_codes(work, [("clara", "A b c."), ("henry", "D.")] * 10, [8, 2] * 10)
     for minutes in (0.02, 0.05):  # the second call continues
         talker.train(work, minutes, positions=200, seed=0, processes=2)

@@ -30,7 +30,9 @@ class DataParallel:
         if torch.cuda.is_available():
             torch.cuda.set_device(rank)
             backend = "cpu:gloo,cuda:nccl"
-        store = dist.FileStore(str(rendezvous), size)
+        store = dist.FileStore(  # pyright: ignore[reportPrivateImportUsage]
+            str(rendezvous), size
+        )
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
 
     def first(self, value: float) -> float:

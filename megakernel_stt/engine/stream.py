@@ -78,11 +78,12 @@ class Stream:
             entry = self._inbox.get(self.recogniser.missing_s(self._recognition))
             if entry is None:
                 return None
-            if not isinstance(entry, str):
-                self._add(entry)
-            else:
+            if isinstance(entry, str):
                 self._request = entry
                 self._fork = self._recognition.fork_ended(self._resampler.rest())
+                continue
+            for packet in entry:
+                self._add(packet)
         return None
 
     def report(self) -> None:
