@@ -100,7 +100,8 @@ def test_tokens_are_those_of_transformers(
         wav = padded(recording), SAMPLE_RATE
         compared = compare(str(tmp_path), wav, lookahead_ms=1120)
         assert len(compared.ours) > 2 and compared.first_difference is None
-        assert compared.ours == stt.transcribe(wav, lookahead_ms=1120).tokens
+        ours = ids(stt.transcribe(wav, lookahead_ms=1120))
+        assert [token.id for token in compared.ours] == ours
     with pytest.raises(CheckpointError, match="int8"):
         compare("demo", (padded(spoken[0]), SAMPLE_RATE))
 
