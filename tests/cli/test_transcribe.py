@@ -94,7 +94,7 @@ def test_subtitles_of_a_file(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["a.wav"], 1, "not part of this version"),
+        (["a.wav"], 1, "a.wav does not exist"),
         (["--srt", "a.wav", "b.wav"], 2, "--srt takes one file"),
         (["--words", "--json", "a.wav"], 2, "--words is for text"),
         (["--model", "MODEL", "missing.wav"], 1, "missing.wav does not exist"),

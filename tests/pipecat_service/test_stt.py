@@ -269,7 +269,7 @@ def test_a_failed_stream_is_reported_and_replaced(
         await say(caller)
         with monkeypatch.context() as patch:
             patch.setattr(Stream, "next_chunk", fail)
-            await caller.play(silence(0.1))
+            await caller.play(silence(0.4))  # more than a chunk
             await caller.wait_until(lambda: bool(caller.errors))
         await caller.play(silence(1.5))
         await say(caller)
