@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bench.recognition import calibrated, encoder_frames, noise, numbers
+from bench.recognition import TOKENS_PER_FRAME, calibrated, encoder_frames, noise, numbers
 from bench.report import write
 from megakernel_stt import STT, Partial, Session
 from megakernel_stt.engine.recogniser import Chunks, StreamingRecogniser
@@ -44,7 +44,6 @@ _PACKET_S = 0.02
 _CALIBRATION_CHUNKS = 50
 _TICK_S = 0.001  # shortest pause between pushes; an event loop that sleeps for each takes longer
 _MOST_PUSHES = 64  # between two turns of the readers
-_TOKENS_PER_FRAME = 0.35
 
 
 class SimulatedRecogniser(StreamingRecogniser):
@@ -67,7 +66,7 @@ class SimulatedRecogniser(StreamingRecogniser):
         fixed_s, stream_s = self._step_s
         time.sleep(fixed_s + stream_s * len(states))
         rng, size = np.random.default_rng(chunks.firsts[0]), self.encoder.chunk_size
-        emitted = rng.random((len(states), size)) < _TOKENS_PER_FRAME
+        emitted = rng.random((len(states), size)) < TOKENS_PER_FRAME
         found = [
             [Emission(1, first + int(i), 1, 1.0) for i in np.flatnonzero(row)]
             for first, row in zip(chunks.firsts, emitted, strict=True)

@@ -95,8 +95,8 @@ def test_demo_voice_matches_plain_torch(make: Make) -> None:
         w.decoder_specs(config.decoder), torch.device("cpu"), torch.float32
     )
     golden = np.load(Path(__file__).parent.parent / "goldens/official-demo.npz")
-    codes = torch.from_numpy(golden["demo-full/codes"])[6:12].long()
-    samples = decode_chunks(make((weights, config)), 0, codes, [1, 2, 3])
+    codes = torch.from_numpy(golden["demo-full/codes"]).long()
+    samples = decode_chunks(make((weights, config)), 0, codes, [1, 2, 4, 9])
     assert signal_to_noise(samples, decode_with_torch((weights, config), codes)) >= 60
 
 
