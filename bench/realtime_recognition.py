@@ -16,34 +16,27 @@ import argparse
 import asyncio
 import gc
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from tqdm import tqdm
 
-from bench.recognition import TOKENS_PER_FRAME, calibrated, encoder_frames, noise, numbers
+from bench.microphones import PACKET_S, Microphones, percentiles_ms
+from bench.recognition import TOKENS_PER_FRAME, calibrated, encoder_frames, numbers
 from bench.report import write
-from megakernel_stt import STT, Partial, Session
+from megakernel_stt import STT
 from megakernel_stt.engine.recogniser import Chunks, StreamingRecogniser
 from megakernel_stt.engine.slot_recogniser import SlotRecognisers
 from megakernel_stt.kernels.conformer import load_conformer
 from megakernel_stt.kernels.transducer import load_transducer
 from megakernel_stt.model.checkpoint import Model
-from megakernel_stt.model.config import FRAME_S, MELS_PER_FRAME, SAMPLE_RATE
+from megakernel_stt.model.config import FRAME_S
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
-from megakernel_stt.network.encoder import NUM_MISSING
-from megakernel_stt.network.features import samples_until
 from megakernel_stt.network.transducer import Emission, Transducer
 
-_PACKET_S = 0.02
 _CALIBRATION_CHUNKS = 50
-_TICK_S = 0.001  # shortest pause between pushes; an event loop that sleeps for each takes longer
-_MOST_PUSHES = 64  # between two turns of the readers
 
 
 class SimulatedRecogniser(StreamingRecogniser):
@@ -99,16 +92,6 @@ def random_stt(slots: int, lookahead_ms: int) -> STT:
     return STT(replace(model, weights=replace(model.weights, transducer=weights)), slots, "random")
 
 
-def arrivals(
-    num_streams: int, seconds: float, jitter_s: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """Times [streams, packets] at which packets arrive, in seconds; those of a stream in order."""
-    num_packets = round(seconds / _PACKET_S)
-    recorded = rng.uniform(0, 0.5, (num_streams, 1)) + _PACKET_S * np.arange(1, num_packets + 1)
-    late = rng.uniform(0, jitter_s, (num_streams, num_packets))
-    return np.maximum.accumulate(recorded + late, 1)
-
-
 async def run(
     stt: STT, num_streams: int, seconds: float, jitter_s: float, lookahead_ms: int, seed: int = 0
 ) -> dict[str, Any]:
@@ -117,58 +100,19 @@ async def run(
     Returns:
         Latencies of results, delays of pushes, tokens per frame and the host's CPU time.
     """
-    rng = np.random.default_rng(seed)
-    times = arrivals(num_streams, seconds, jitter_s, rng)
-    size = round(_PACKET_S * SAMPLE_RATE)
-    speech = (32767 * noise(seconds + 1, seed)).astype(np.int16)
-    offsets = rng.integers(0, SAMPLE_RATE, num_streams)
-    order = np.argsort(times, axis=None)
     sessions = [stt.open(lookahead_ms=lookahead_ms) for _ in range(num_streams)]
-    latencies_s, delays_s, num_tokens = list[float](), list[float](), [0] * num_streams
-    frames_per_chunk = round(lookahead_ms / 1000 / FRAME_S)
-    begin_s = time.perf_counter() + 0.2
-
-    async def read(stream: int, session: Session) -> None:
-        async for event in session:
-            if isinstance(event, Partial):
-                now_s, tokens = time.perf_counter() - begin_s, event.transcript.tokens
-                new = tokens[num_tokens[stream] :]
-                for chunk in {round(t.start / FRAME_S) // frames_per_chunk for t in new}:
-                    end = (chunk + 1) * frames_per_chunk
-                    num_samples = samples_until(end * MELS_PER_FRAME - NUM_MISSING)
-                    packet = min(-(-num_samples // size), times.shape[1]) - 1
-                    latencies_s.append(now_s - times[stream, packet])
-                num_tokens[stream] = len(tokens)
-
-    readers = [asyncio.create_task(read(i, one)) for i, one in enumerate(sessions)]
-    begin_cpu_s = time.process_time()
-    for index in tqdm(order.tolist(), desc=f"{num_streams} streams", disable=None, mininterval=1):
-        stream, packet = divmod(index, times.shape[1])
-        due_s = begin_s + float(times[stream, packet])
-        if (left_s := due_s - time.perf_counter()) > 0:
-            await asyncio.sleep(max(left_s, _TICK_S))
-        elif len(delays_s) % _MOST_PUSHES == 0:
-            await asyncio.sleep(0)  # readers run also while packets are late
-        start = offsets[stream] + packet * size
-        sessions[stream].push(speech[start : start + size], SAMPLE_RATE)
-        delays_s.append(time.perf_counter() - due_s)
-    elapsed_s = time.perf_counter() - begin_s
-    cores = (time.process_time() - begin_cpu_s) / elapsed_s
-    for session in sessions:
-        session.end()
-    await asyncio.gather(*readers)
+    microphones = Microphones(sessions, lookahead_ms, seconds, jitter_s, seed)
+    begin_s, begin_cpu_s = time.perf_counter() + 0.2, time.process_time()
+    await microphones.run(begin_s)
+    cores = (time.process_time() - begin_cpu_s) / (time.perf_counter() - begin_s)
     return {
         "streams": num_streams,
-        "results": len(latencies_s),
-        "latency_ms": _percentiles(latencies_s),
-        "push_delay_ms": _percentiles(delays_s),
-        "tokens_per_frame": round(float(np.mean(num_tokens)) / (seconds / FRAME_S), 3),
+        "results": len(microphones.latencies_s),
+        "latency_ms": percentiles_ms(microphones.latencies_s, 50, 95, 99),
+        "push_delay_ms": percentiles_ms(microphones.push_delays_s, 50, 95, 99),
+        "tokens_per_frame": round(microphones.tokens_per_frame, 3),
         "host_cores": round(cores, 3),
     }
-
-
-def _percentiles(values_s: Sequence[float]) -> dict[str, float]:
-    return {f"p{q}": round(1000 * float(np.percentile(values_s, q)), 2) for q in (50, 95, 99)}
 
 
 def main() -> None:
@@ -202,7 +146,7 @@ def main() -> None:
     conditions: dict[str, object] = {
         "command": f"bench.realtime_recognition{' --simulated' * options.simulated}",
         "chunk_ms": options.lookahead_ms,
-        "packet_ms": 1000 * _PACKET_S,
+        "packet_ms": 1000 * PACKET_S,
         "jitter_ms": options.jitter_ms,
         "seconds": options.seconds,
     }

@@ -90,7 +90,8 @@ def encoder_frames(model: Model, recogniser: SlotRecogniser, num_chunks: int) ->
     state = type(encoder.start()).join([encoder.start()] * _CALIBRATION_STREAMS)
     like = model.weights.encoder.subsampling.linear.weight
     lengths = torch.full((_CALIBRATION_STREAMS,), ENDLESS, device=like.device)
-    streams = [noise_mels(model, num_chunks, seed) for seed in range(_CALIBRATION_STREAMS)]
+    num_frames = num_chunks * encoder.chunk_size
+    streams = [noise_mels(model, num_frames, seed) for seed in range(_CALIBRATION_STREAMS)]
     frames = []
     for i in range(num_chunks):
         mels = torch.stack([s[i * encoder.num_mels :][: encoder.num_mels] for s in streams])
@@ -107,10 +108,10 @@ def noise(seconds: float, seed: int) -> np.ndarray:
     return (generator.standard_normal(count) * level[:count]).astype(np.float32)
 
 
-def noise_mels(model: Model, num_chunks: int, seed: int) -> Tensor:
-    """Features [frames, bins] of noise, enough for so many chunks."""
+def noise_mels(model: Model, num_frames: int, seed: int) -> Tensor:
+    """Features [mel frames, bins] of noise, enough for so many frames of the encoder."""
     log_mel = LogMel(model.config.encoder.num_mels, torch.device("cpu"))
-    return log_mel.recording(noise(FRAME_S * num_chunks + 1, seed))
+    return log_mel.recording(noise(FRAME_S * num_frames + 1, seed))
 
 
 def time_graphs(recogniser: SlotRecogniser) -> list[float]:

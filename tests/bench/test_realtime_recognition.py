@@ -4,7 +4,8 @@ import asyncio
 
 import numpy as np
 
-from bench.realtime_recognition import arrivals, run, simulated_stt
+from bench.microphones import arrivals
+from bench.realtime_recognition import run, simulated_stt
 
 
 def test_real_time_streams_have_results_in_time() -> None:

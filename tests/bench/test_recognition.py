@@ -49,6 +49,15 @@ def test_the_bias_of_blank_gives_the_tokens_per_frame_that_are_reported(
         assert row[name] == {"p50_ms": milliseconds, "p99_ms": milliseconds}
 
 
+def test_encoder_frames_are_of_whole_chunks_of_any_length() -> None:
+    model = random_model("streaming", Size(), torch.device("cpu"), torch.float32)
+    decoder = emulated_transducer(model.weights.transducer, model.config.transducer)
+    with torch.inference_mode():
+        recogniser = SlotRecognisers(model, decoder, None, 1).make(3)
+        frames = encoder_frames(model, recogniser, 10)
+    assert frames.shape == (8, 4 * 10, 32)
+
+
 class Clock:
     """The GPU's time in ms, of which an event takes the present one."""
 
