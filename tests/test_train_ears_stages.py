@@ -420,7 +420,7 @@ def test_programs_speak_random_targets(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_stage_follows_those_that_it_depends_on(tmp_path: Path) -> None:
-    found = stages(Work(tmp_path), tmp_path / "teacher", 1.0, 2.0)
+    found = stages(Work(tmp_path), tmp_path / "teacher", 1.0, 2.0, num_gpus=2)
     known: set[str] = set()
     for stage in found:
         assert set(stage.after) <= known

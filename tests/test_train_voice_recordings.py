@@ -1,5 +1,6 @@
 """Shards of the teacher's speech: making them in processes, and loading them."""
 
+import multiprocessing
 import os
 import select
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from examples.train_voice import workers
 from examples.train_voice.layout import Work
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
@@ -137,6 +139,18 @@ def test_worker_processes_make_shards_and_pass_on_errors() -> None:
     assert make_in_workers([7200, 0, 3600], half, workers=2, minutes=10) == 1.5
     with pytest.raises(ValueError, match="negative"):
         make_in_workers([1, -1], half, workers=1, minutes=10)
+
+
+def test_workers_use_the_gpus_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(workers, "_exit_with_parent", lambda: None)
+    started = multiprocessing.get_context("spawn").Value("i", 0)
+    for _ in range(5):
+        workers._start(torch.get_num_threads(), started)
+    assert chosen == [0, 1, 0, 1, 0]
 
 
 def test_a_worker_ends_with_a_terminated_parent() -> None:

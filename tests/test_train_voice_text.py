@@ -4,6 +4,7 @@ import random
 import re
 import struct
 import zlib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,8 @@ def said(text: str, language: str = "english") -> str:
         ("1 kg", "one kilogram"),
         ("42 Main St. is", "forty two Main Street is"),
         ("St. Paul's", "Saint Paul's"),
+        ("7 Oak St., Apt. 3", "seven Oak Street, apartment three"),
+        ("Col. Lee", "colonel Lee"),
         ("Dr. Smith", "doctor Smith"),
         ("Henry VIII", "Henry the eighth"),
         ("World War II", "World War two"),
@@ -95,6 +98,7 @@ def test_english_is_said_in_words(written: str, expected: str) -> None:
         ("21 personas", "veintiuna personas"),
         ("21 libros", "veintiún libros"),
         ("1.500 libros", "mil quinientos libros"),
+        ("hace -3 °C hoy", "hace menos tres grados hoy"),
         ("un 45%", "un cuarenta y cinco por ciento"),
         ("el 5/3/2025", "el cinco de marzo de dos mil veinticinco"),
         ("el Sr. García", "el señor García"),
@@ -113,19 +117,28 @@ def test_spanish_is_said_in_words(written: str, expected: str) -> None:
 def test_everything_that_templates_write_is_said_without_figures(language: str) -> None:
     """Every written word has its spoken words, in which no figure or sign remains."""
     replies = Replies(language, seed=3)
-    for _ in range(2000):
-        text = replies.reply()
+    for text in chain(*((replies.reply(), replies.notation()) for _ in range(2000))):
         groups = spoken_words(text, language)
         assert len(groups) == len(text.split())
         assert not re.search(r"[\d@#%&=_<>{}$€£°/*]", " ".join(" ".join(g) for g in groups)), text
         assert all(groups[i] for i, word in enumerate(text.split()) if re.search(r"\w", word))
 
 
+def test_no_sentence_begins_after_an_abbreviation() -> None:
+    """`e.g. A cat` would not be written, so the voice would not learn `e.g. a cat`."""
+    replies = Replies("english", seed=4)
+    texts = [text for _ in range(3000) for text in (replies.reply(), replies.notation())]
+    found = [m[1] for text in texts for m in re.finditer(r"\b(?:e\.g|i\.e|[ap]\.m)\. (\w)", text)]
+    assert len(found) > 50
+    assert sum(c.isupper() for c in found) < 0.1 * len(found)  # names, and new sentences
+
+
 def test_slots_are_seeded_and_all_used() -> None:
     one, two = (Slots(random.Random(5), "english") for _ in range(2))
     assert all(one.makers[n]() == two.makers[n]() for n in sorted(one.makers) for _ in range(20))
     folder = Path(sources.__file__).parent
-    templates = (folder / "assistant.toml").read_text() + (folder / "slots.py").read_text()
+    files = "assistant.toml", "notation.toml", "slots.py"
+    templates = "".join((folder / file).read_text() for file in files)
     assert not [name for name in one.makers if f"{{{name}}}" not in templates]
 
 

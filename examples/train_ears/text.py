@@ -2,7 +2,7 @@
 
 The corpus has the format of the voice's recipe, whose `pronunciation` reads it.
 
-python -m examples.train_ears.text WORK --texts 80000
+python -m examples.train_ears.text WORK --texts 160000
 """
 
 import argparse
@@ -18,9 +18,12 @@ from examples.train_voice.layout import Work as VoiceWork
 from examples.train_voice.layout import summary
 from examples.train_voice.text import Sources, contains_held_out, is_suitable
 
-# More words without context than in the voice's corpus: the prediction network would learn the
-# templates of the others.
-_SHARES = {"replies": 30, "grammar": 10, "novels": 14, "verses": 10, "examples": 18, "words": 18}
+# Other shares than in the voice's corpus: the prediction network would learn the templates of
+# `replies` and `grammar`. Most of the texts of WordNet and of the novels are used.
+_SHARES = {
+    "replies": 22, "notation": 8, "grammar": 8, "novels": 9, "verses": 11, "examples": 30,
+    "words": 12,
+}  # fmt: skip
 _ACCENTS = {"clara": 0.7, "olivia": 0.3}  # voices of the voice's recipe: American, British
 _MAX_CHARS = 260  # of speech that is not longer than the longest batch
 
@@ -61,7 +64,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder")
-    parser.add_argument("--texts", type=int, default=80_000)
+    parser.add_argument("--texts", type=int, default=160_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--root", type=Path, default=sources.DEBIAN, help="folder of the Debian packages' files"

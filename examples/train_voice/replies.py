@@ -8,13 +8,14 @@ from examples.train_voice.grammar import HERE, articles, plural
 from examples.train_voice.slots import Slots
 
 _FILES = {
-    "english": ("assistant.toml", ("words.toml", "assistant_words.toml")),
-    "spanish": ("spanish.toml", ("spanish_words.toml",)),
+    "english": (("assistant.toml", "notation.toml"), ("words.toml", "assistant_words.toml")),
+    "spanish": (("spanish.toml",), ("spanish_words.toml",)),
 }
 _INTRODUCTION = re.compile(
     r"((?:Well|To be honest|Actually|Unfortunately|Okay, so|As of \w+ \w+|According to [^,.]+|"
     r"En realidad|Por desgracia)(?:,|\.\.\.)|In short:|La verdad es que) (\w+)"
 )
+_SENTENCE_START = re.compile(r"(?<!\.\w\.)(?<!etc\.)(?<=[.!?]) [a-z]")  # but for e.g. and the like
 
 
 class Replies:
@@ -28,9 +29,11 @@ class Replies:
             seed: Seed of all choices.
         """
         self._rng = random.Random(seed)
-        file, lists = _FILES[language]
-        templates = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
-        self._templates = {name: text.strip().splitlines() for name, text in templates.items()}
+        files, lists = _FILES[language]
+        self._templates: dict[str, list[str]] = {}
+        for file in files:
+            templates = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
+            self._templates |= {n: text.strip().splitlines() for n, text in templates.items()}
         self._words: dict[str, list[str]] = {}
         for one in lists:
             words = tomllib.loads((HERE / one).read_text(encoding="utf-8"))
@@ -42,13 +45,23 @@ class Replies:
     def reply(self) -> str:
         """Generates a reply."""
         text = self._expand("{reply}")
-        text = re.sub(r"(?<![ap]\.m\.)(?<=[.!?]) [a-z]", lambda m: m[0].upper(), text)
+        text = _SENTENCE_START.sub(lambda m: m[0].upper(), text)
+        return self._corrected(text)
+
+    def notation(self) -> str:
+        """Generates one or two sentences with telephone numbers, amounts, abbreviations or names."""
+        count = self._rng.choice((1, 1, 1, 1, 2))
+        return " ".join(self._corrected(self._expand("{notation}")) for _ in range(count))
+
+    def _corrected(self, text: str) -> str:
+        """A text that begins with a capital, with the right articles and single full stops."""
         if self._english:
             text = articles(text)
         text = _INTRODUCTION.sub(self._continue, text)
         text = text.replace(":.", ".").replace("?.", "?").replace("!.", "!")
         text = re.sub(r"(?<!\.)\.\.(?!\.)", ".", text)
-        return text[0].upper() + text[1:]
+        is_address = re.match(r"\S+[@.]\w", text)
+        return text if is_address else text[0].upper() + text[1:]
 
     def _continue(self, match: re.Match[str]) -> str:
         """A sentence after an introduction starts in lower case, unless with a name."""
@@ -65,6 +78,7 @@ class Replies:
         if name in self._templates:
             return self._expand(self._rng.choice(self._templates[name])) + ending
         if name in self._slots:
-            return self._expand(self._slots[name]()) + ending
+            text = self._expand(self._slots[name]())
+            return (text.lower().replace("'", "") if name == "email" else text) + ending
         word = self._rng.choice(self._words[name]).replace("_", " ")
         return plural(word) if ending else word

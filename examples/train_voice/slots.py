@@ -84,6 +84,12 @@ class Slots:
             (f"{mark}{n} million", f"{mark}{n / 10:.1f} billion", f"{mark}{n}M", f"{mark}{n}k")
         )
 
+    def slot_large_price(self) -> str:
+        """An amount of money of thousands to millions, in figures."""
+        step = self._rng.choice((1, 100, 1000, 1000, 10_000))
+        text = self._grouped(self._int(1, 999) * step + self._rng.choice((1000, 1000, 100_000)))
+        return f"{text} €" if self._spanish else self._rng.choice("$$$$£€") + text
+
     def slot_clock(self) -> str:
         """A time of day."""
         hour, minute = self._int(1, 12), self._rng.choice((0, 5, 10, 15, 20, 30, 40, 45, 50, 55))
@@ -151,6 +157,17 @@ class Slots:
         unit = self._rng.choice(_UNITS_ES if self._spanish else _UNITS)
         text = self.slot_decimal() if self._rng.random() < 0.2 else str(n)
         return f"{text}{self._rng.choice((' ', ' ', ''))}{unit}"
+
+    def slot_volume(self) -> str:
+        """A volume of a liquid."""
+        n = self._int(1, 19) * self._rng.choice((5, 10, 25, 50))
+        return f"{n}{self._rng.choice((' ', ' ', ''))}ml"
+
+    def slot_degrees(self) -> str:
+        """A temperature, often below zero."""
+        number = f"{self._rng.choice(('', '-', '-'))}{self._int(1, 40)}"
+        unit = "°C" if self._spanish else self._rng.choice(("°C", "°F"))
+        return f"{number}{self._rng.choice((' ', ''))}{unit}"
 
     def slot_fraction(self) -> str:
         """A fraction."""

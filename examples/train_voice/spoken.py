@@ -79,7 +79,8 @@ def _say(words: list[str], bare: list[str], i: int, read: Callable[..., str]) ->
     if core.isalpha() and previous and words[i - 1][-1] in ",;:!?":
         previous = ""  # of another phrase
     last = i == len(words) - 1
-    word = _Word(core, previous, "" if last else bare[i + 1], after.startswith("."), last)
+    following = "" if last or after.startswith(".,") else bare[i + 1]
+    word = _Word(core, previous, following, after.startswith("."), last)
     said = read(word) or core
     if word.dot and not word.last and said != core and _is_abbreviation(word, said):
         after = after.removeprefix(".")

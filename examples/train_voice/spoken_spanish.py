@@ -186,7 +186,7 @@ def _number(word: _Word) -> str:
         names = "primer segund tercer cuart quint sext séptim octav noven décim".split()
         n = int(match[1])
         return names[n - 1] + ("o" if match[2] == "º" else "a") if 0 < n < 11 else spell_es(n)
-    if core in _UNITS and re.fullmatch(rf"(?:{_NUMBER})(?:,\d+)?", word.before):
+    if core in _UNITS and re.fullmatch(rf"[-−]?(?:{_NUMBER})(?:,\d+)?", word.before):
         return _UNITS[core]
     if match := re.fullmatch(r"(\d+)-(\d+)", core):
         return f"{spell_es(int(match[1]))} a {spell_es(int(match[2]))}"

@@ -35,7 +35,7 @@ from examples.train_voice.training import (
 _PEAK_RATE = 1.5e-3
 _PREDICTOR_SHARE = 0.43  # of a batch's positions, for the code predictor's loss
 _REST_WEIGHTS = 1.5, 0.5  # of the losses of codes 1 and 15; the first codes are heard most
-_FULL_SHARE, _AUTO_SHARE = 0.5, 0.3  # of the full layout and of utterances without language
+_FULL_SHARE, _AUTO_SHARE = 0.45, 0.3  # of the full layout and of utterances without language
 _CORRUPTION_SHARE = 0.04  # of input codes that are random, since sampled codes contain errors
 _OWN_SHARE, _OWN_FROM = 0.8, 0.1  # utterances with own input codes, from this share of the time
 _SHORT_TEXTS_SHARE = 0.03  # of the time, with short texts only

@@ -22,9 +22,12 @@ _MAX_CHARS = 360
 _MAX_WORDS = 62
 _SPANISH_SHARE = 0.25
 _SHARES = {  # of the texts of a language
-    "english": {"replies": 44, "grammar": 16, "novels": 9, "verses": 8, "examples": 17, "words": 6},
-    "spanish": {"replies": 64, "verses": 20, "words": 16},
-}
+    "english": {
+        "replies": 38, "notation": 13, "grammar": 12, "novels": 8, "verses": 6, "examples": 17,
+        "words": 6,
+    },
+    "spanish": {"replies": 52, "notation": 14, "verses": 19, "words": 15},
+}  # fmt: skip
 _VOICE_SHARES = {"clara": 0.39, "henry": 0.37, "olivia": 0.24, "lucia": 1.0}
 _FORBIDDEN = re.compile(r"[^\x20-\x7e‘’“”—–…°€£¥áéíóúüñÁÉÍÓÚÜÑ¿¡ºª«»≈×÷]")
 _ENGLISH_WORDS = "share/dict/american-english-small"
@@ -82,9 +85,11 @@ class Sources:
         self._pools: dict[str, Iterator[str]] = {}
 
     def text(self, kind: str) -> str:
-        """A text of a kind: `replies`, `grammar`, `novels`, `verses`, `examples` or `words`."""
+        """A text of a kind, which is a name in `_SHARES`."""
         if kind == "replies":
             return self._replies.reply()
+        if kind == "notation":
+            return self._replies.notation()
         if kind == "grammar":
             assert self._grammar is not None
             return self._grammar.utterance()
