@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_common.errors import MegakernelTTSError
-from megakernel_common.events import BaseEventQueue
+from megakernel_common.events import BaseEventQueue, ReaderWakeups
 from megakernel_common.process import OwnerProcess
 from megakernel_stt.audio import Pcm, check_pcm
 from megakernel_stt.errors import AudioError
@@ -157,35 +156,22 @@ class Inbox:
 class EventQueue(BaseEventQueue[Event]):
     """Events of one session, from the engine thread to one reader."""
 
-    def __init__(self, on_abandon: Callable[[], None]) -> None:
+    def __init__(self, on_abandon: Callable[[], None], wakeups: ReaderWakeups) -> None:
         """Creates an empty queue.
 
         Args:
             on_abandon: Called when the session is abandoned; must not take a lock.
+            wakeups: Receives the queue after each event; of the engine thread, which then wakes the
+                readers.
         """
         super().__init__(on_abandon)
-        self._listener: Callable[[], object] | None = None
+        self._wakeups = wakeups
         self._finished = False
         self._error: MegakernelTTSError | None = None
 
-    def set_listener(self, listener: Callable[[], object]) -> None:
-        """Has `listener` called after every event, on the engine thread; replaces an earlier one.
-
-        Args:
-            listener: Called without arguments.
-        """
-        with self._changed:
-            self._listener = listener
-
-    def remove_listener(self, listener: Callable[[], object]) -> None:
-        """Removes `listener`, unless another one has replaced it."""
-        with self._changed:
-            if self._listener is listener:
-                self._listener = None
-
     def put(self, event: Event) -> None:
         """Appends an event. A partial result replaces an unread one, so the queue stays short."""
-        with self._changed:
+        with self._lock:
             if self._finished:
                 return
             if (
@@ -196,33 +182,24 @@ class EventQueue(BaseEventQueue[Event]):
                 self._events.pop()
             self._events.append(event)
             self._finished = isinstance(event, Final) and event.is_last
-            listener = self._notify()
-        if listener is not None:
-            listener()
+        self._wakeups.add(self)
 
     def finish(self, error: MegakernelTTSError | None = None) -> None:
         """Ends the events, with an error that the reader gets after those in the queue."""
-        with self._changed:
+        with self._lock:
             if self._finished:
                 return
             self._finished, self._error = True, error
-            listener = self._notify()
-        if listener is not None:
-            listener()
-
-    def _notify(self) -> Callable[[], object] | None:
-        self._changed.notify_all()
-        return self._listener
+        self._wakeups.add(self)
 
     def drop(self) -> None:
-        """Drops unread and later events."""
-        with self._changed:
+        """Drops unread and later events, and wakes the reader; called by any thread."""
+        with self._lock:
             self._events.clear()
             self._finished, self._error = True, None
-            self._changed.notify_all()
-            listener = self._listener
-        if listener is not None:
-            listener()
+        wakeups = ReaderWakeups()
+        wakeups.add(self)
+        wakeups.wake()
 
     @property
     def is_ready(self) -> bool:
@@ -316,13 +293,8 @@ class Session:
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         self._process.check()
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(arrived.set)
-
-        self._events.set_listener(wake)
+        arrived = asyncio.Event()
+        self._events.set_waiter(asyncio.get_running_loop(), arrived)
         try:
             while True:
                 arrived.clear()
@@ -333,7 +305,7 @@ class Session:
                 else:
                     return
         finally:
-            self._events.remove_listener(wake)
+            self._events.remove_waiter(arrived)
 
     def __enter__(self) -> "Session":
         return self

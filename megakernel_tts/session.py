@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_common.events import BaseEventQueue
+from megakernel_common.events import BaseEventQueue, ReaderWakeups
 from megakernel_common.process import OwnerProcess
 from megakernel_tts.align.words import Word
 from megakernel_tts.checks import check_text
@@ -100,45 +100,6 @@ class ChunkPolicy:
             raise ValueError(f"{self}: 1 <= first <= largest <= ahead must hold.")
 
 
-class ReaderWakeups:
-    """Wakes the readers of sessions: each one once for all events since the last call of `wake`.
-
-    A wake-up of an event loop is a system call, which costs more than the delivery of a chunk. All
-    tasks of an event loop share one. The engine thread calls the methods.
-    """
-
-    def __init__(self) -> None:
-        """Starts without events."""
-        self._queues: dict[EventQueue, None] = {}
-
-    def add(self, queue: "EventQueue") -> None:
-        """Records that a queue has a new event."""
-        self._queues[queue] = None
-
-    def wake(self) -> None:
-        """Wakes the readers of the queues with new events.
-
-        A session whose reader's event loop is closed is abandoned.
-        """
-        queues, self._queues = self._queues, {}
-        arrived: dict[asyncio.AbstractEventLoop, list[EventQueue]] = {}
-        for queue in queues:
-            if (loop := queue.notify()) is not None:
-                arrived.setdefault(loop, []).append(queue)
-        for loop, queues_of_loop in arrived.items():
-            try:
-                loop.call_soon_threadsafe(_set_arrived, queues_of_loop)
-            except RuntimeError:
-                for queue in queues_of_loop:
-                    queue.abandon()
-
-
-def _set_arrived(queues: "Sequence[EventQueue]") -> None:
-    """Wakes the tasks that wait for events; runs on their event loop."""
-    for queue in queues:
-        queue.set_arrived()
-
-
 class EventQueue(BaseEventQueue[Event]):
     """Events of one session, from the engine thread to one reader.
 
@@ -164,7 +125,6 @@ class EventQueue(BaseEventQueue[Event]):
         super().__init__(on_abandon)
         self._on_read = on_read
         self._wakeups = wakeups or ReaderWakeups()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._muted = False
         self.num_unread = 0
         self._clock = clock
@@ -197,17 +157,6 @@ class EventQueue(BaseEventQueue[Event]):
             self._events.append(event)
         self._wakeups.add(self)
 
-    def notify(self) -> asyncio.AbstractEventLoop | None:
-        """Wakes a waiting thread; returns the event loop of a waiting task, if there is one."""
-        with self._lock:
-            self._changed.notify_all()
-            return self._waiter[0] if self._waiter is not None else None
-
-    def set_arrived(self) -> None:
-        """Wakes the waiting task, if there is one; called on its event loop."""
-        if (waiter := self._waiter) is not None:
-            waiter[1].set()
-
     def get_nowait(self) -> Event | None:
         """Takes the next event, or returns None if there is none; a `Finish` stays in the queue."""
         with self._lock:
@@ -232,17 +181,6 @@ class EventQueue(BaseEventQueue[Event]):
             self._muted = True
             self._events = deque(e for e in self._events if isinstance(e, Finish))
             self.num_unread = 0
-
-    def set_waiter(self, loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
-        """Has `arrived` set on its event loop after new events; replaces an earlier one."""
-        with self._lock:
-            self._waiter = loop, arrived
-
-    def remove_waiter(self, arrived: asyncio.Event) -> None:
-        """Removes a waiter, unless another one has replaced it."""
-        with self._lock:
-            if self._waiter is not None and self._waiter[1] is arrived:
-                self._waiter = None
 
 
 def _num_frames(chunk: AudioChunk) -> int:

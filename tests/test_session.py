@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megakernel_common.events import ReaderWakeups
 from megakernel_tts import AudioChunk, Finish, Session
-from megakernel_tts.session import EventQueue, ReaderWakeups
+from megakernel_tts.session import EventQueue
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Replies:
         return self._corrected(text)
 
     def notation(self) -> str:
-        """Generates one or two sentences with telephone numbers, amounts, abbreviations or names."""
+        """Generates one or two sentences with numbers, addresses, abbreviations or names."""
         count = self._rng.choice((1, 1, 1, 1, 2))
         return " ".join(self._corrected(self._expand("{notation}")) for _ in range(count))
 

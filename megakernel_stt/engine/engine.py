@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from megakernel_common.errors import EngineBusyError, EngineClosedError
+from megakernel_common.events import ReaderWakeups
 from megakernel_common.process import OwnerProcess, end_at_exit
 from megakernel_common.wakeup import Wakeup
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
@@ -32,12 +33,14 @@ class Loop:
 
     Attributes:
         wakeup: Wakes the loop while it waits.
+        reader_wakeups: Wakes the readers of sessions after new events.
         closed: Ends the loop; set by any thread.
         broken: The error that ended the loop, if it was a defect.
     """
 
     def __init__(self) -> None:
         self.wakeup = Wakeup()
+        self.reader_wakeups = ReaderWakeups()
         self.closed = False
         self.broken: BaseException | None = None
         self._lock = threading.Condition()
@@ -113,6 +116,7 @@ class Loop:
             left = [*self._streams]
         for inbox in left:
             self._remove(inbox, closing)
+        self.reader_wakeups.wake()
         with self._lock:
             self._lock.notify_all()
 
@@ -144,9 +148,11 @@ class Loop:
                 self._remove(inbox)
             elif chunk is not None:
                 groups.setdefault(stream.recogniser, []).append(_Ready(inbox, stream, chunk))
+        self.reader_wakeups.wake()  # results of requests do not wait for the chunks
         for recogniser, ready in groups.items():
             for i in range(0, len(ready), _MAX_BATCH):
                 self._step(recogniser, ready[i : i + _MAX_BATCH])
+                self.reader_wakeups.wake()
         return bool(groups)
 
     def _step(self, recogniser: Recogniser, ready: list["_Ready"]) -> None:
@@ -228,7 +234,7 @@ class Engine:
         self._process.check()
         # They refer to the loop only: a reference to the engine would keep it alive.
         inbox = Inbox(self._loop.notify)
-        events = EventQueue(partial(self._loop.abandon, inbox))
+        events = EventQueue(partial(self._loop.abandon, inbox), self._loop.reader_wakeups)
         with torch.inference_mode():
             stream = make(inbox, events)
         self._loop.add(inbox, stream, self.slots, wait=wait)

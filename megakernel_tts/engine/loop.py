@@ -28,6 +28,7 @@ from functools import partial
 
 import torch
 
+from megakernel_common.events import ReaderWakeups
 from megakernel_common.process import OwnerProcess
 from megakernel_common.wakeup import Wakeup
 from megakernel_tts.backends.protocol import Backend
@@ -40,7 +41,7 @@ from megakernel_tts.engine.scheduler import Scheduler, SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.session import FinishReason, ReaderWakeups
+from megakernel_tts.session import FinishReason
 from megakernel_tts.text.prompt import PromptBuilder
 
 

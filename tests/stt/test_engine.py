@@ -5,12 +5,23 @@ import gc
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from megakernel_stt import STT, AudioError, EngineBusyError, EngineClosedError, RecognitionError
+from megakernel_common.events import ReaderWakeups
+from megakernel_stt import (
+    STT,
+    AudioError,
+    EngineBusyError,
+    EngineClosedError,
+    Final,
+    RecognitionError,
+    Session,
+)
 from megakernel_stt.engine.recogniser import StreamingRecogniser
+from tests.fakes import TIMEOUT_S
 from tests.stt.conftest import MakeCheckpoint
 from tests.stt.sessions import RATE, ids, last_final, noise
 from tests.stt.streams import NOTHING, sound
@@ -110,6 +121,46 @@ def test_a_closed_event_loop_affects_its_session_only(recogniser: MakeCheckpoint
         lost.cancel()
         with stt.open() as first, stt.open() as second:  # both slots are free
             assert first is not second
+
+
+def test_an_event_loop_is_woken_once_for_the_results_of_a_step(
+    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wake-up releases the interpreter lock, for which the engine thread then waits."""
+    num_wakes: list[int] = []
+    wake = ReaderWakeups.wake
+
+    async def read(session: Session) -> Final:
+        events = [event async for event in session]
+        assert isinstance(events[-1], Final)
+        return events[-1]
+
+    async def main(stt: STT) -> list[Final]:
+        loop = asyncio.get_running_loop()
+        call_soon_threadsafe = loop.call_soon_threadsafe
+
+        def count(*arguments: Any, **keywords: Any) -> asyncio.Handle:
+            num_wakes[-1] += 1
+            return call_soon_threadsafe(*arguments, **keywords)
+
+        def wake_counted(self: ReaderWakeups) -> None:
+            num_wakes.append(0)
+            wake(self)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        monkeypatch.setattr(ReaderWakeups, "wake", wake_counted)
+        sessions = [stt.open(lookahead_ms=80) for _ in range(8)]
+        readers = [asyncio.ensure_future(read(session)) for session in sessions]
+        await asyncio.sleep(0)
+        for session in sessions:
+            session.push(noise(0.8, seed=3), RATE)
+            session.end()
+        return await asyncio.gather(*readers)
+
+    with STT.load(recogniser(), "cpu", slots=8) as stt:
+        finals = asyncio.run(asyncio.wait_for(main(stt), TIMEOUT_S))
+    assert all(final.is_last and final.transcript.tokens for final in finals)
+    assert max(num_wakes) == 1 and sum(num_wakes) < 8 * len(finals[0].transcript.tokens)
 
 
 def test_a_forked_process_is_refused(stt: STT) -> None:

@@ -9,6 +9,7 @@ import pytest
 import soxr
 import torch
 
+from megakernel_common.events import ReaderWakeups
 from megakernel_stt import (
     STT,
     AudioError,
@@ -239,7 +240,7 @@ def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
 
 def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
     recogniser = stt._recognisers[80]
-    inbox, events = Inbox(lambda _: None), EventQueue(lambda: None)
+    inbox, events = Inbox(lambda _: None), EventQueue(lambda: None, ReaderWakeups())
     stream = Stream(recogniser, 0, inbox, events)
     inbox.put(Packet((noise(2.0) / 32768).astype(np.float32), RATE))
     num_chunks = 0
