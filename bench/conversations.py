@@ -54,7 +54,7 @@ from bench.simulation import simulated_tts
 from bench.step_timer import StepTimer, timed_steps
 from megakernel_common.files import check_output
 from megakernel_stt import STT
-from megakernel_tts import TTS, AudioChunk
+from megakernel_tts import TTS, AudioChunk, ChunkPolicy
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
 from megakernel_tts.bench.event_loop import frozen_heap
 from megakernel_tts.bench.playback import PlaybackGaps
@@ -82,6 +82,8 @@ class Workload:
         jitter_s: Longest delay of a packet.
         speech_s: Shortest and longest speech of the user in a turn, in seconds.
         reply_frames: Frames of the speech that answers it.
+        largest_chunk: Frames of a chunk of synthesis at most. A launch makes one chunk of each
+            stream, and a chunk of recognition waits for its end.
     """
 
     conversations: int
@@ -90,6 +92,7 @@ class Workload:
     jitter_s: float
     speech_s: tuple[float, float]
     reply_frames: int
+    largest_chunk: int
 
     @property
     def reply_s(self) -> float:
@@ -147,15 +150,16 @@ async def converse(
         if tts is None:
             await asyncio.sleep(workload.reply_s)
         else:
-            await _reply(tts, workload.reply_frames, (conversation << 16) + turn, times)
+            await _reply(tts, workload, (conversation << 16) + turn, times)
 
 
-async def _reply(tts: TTS, num_frames: int, seed: int, times: TurnTimes) -> None:
+async def _reply(tts: TTS, workload: Workload, seed: int, times: TurnTimes) -> None:
     """Synthesises speech, reads its chunks as they come, and waits until all are played."""
     playback, audio_s, first_s = PlaybackGaps(), 0.0, None
-    sampling = replace(tts.sampling, seed=seed, max_frames=num_frames, guard=False)
+    sampling = replace(tts.sampling, seed=seed, max_frames=workload.reply_frames, guard=False)
+    chunks = ChunkPolicy(largest=workload.largest_chunk)
     requested_s = perf_counter()
-    with await tts.aopen(sampling=sampling, text=ARRIVALS_TEXT) as session:
+    with await tts.aopen(sampling=sampling, chunks=chunks, text=ARRIVALS_TEXT) as session:
         async for event in session:
             if isinstance(event, AudioChunk):
                 now_s, chunk_s = perf_counter(), len(event.pcm) / event.sample_rate
@@ -305,6 +309,13 @@ def _parse() -> argparse.Namespace:
         help="longest delay of a packet (default: 20)",
     )
     parser.add_argument(
+        "--largest-chunk",
+        type=positive_integer,
+        default=ChunkPolicy.largest,
+        metavar="FRAMES",
+        help=f"of synthesis (default: {ChunkPolicy.largest})",
+    )
+    parser.add_argument(
         "--p95-ms",
         type=positive_number,
         default=100.0,
@@ -369,6 +380,7 @@ def _measure_all(options: argparse.Namespace) -> None:
         options.jitter_ms / 1000,
         _SPEECH_S,
         _REPLY_FRAMES,
+        options.largest_chunk,
     )
     targets = Targets.make(options.conversations, options.lookahead_ms, options.p95_ms)
     runs = dict[str, ConversationFigures]()

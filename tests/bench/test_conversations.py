@@ -22,7 +22,7 @@ from bench.realtime_recognition import simulated_stt
 from bench.simulation import simulated_tts
 
 NO_TARGETS = Targets(None, 60_000.0, 60_000.0)
-TWO = Workload(2, 1.0, 80, 0.02, (0.1, 0.2), 3)
+TWO = Workload(2, 1.0, 80, 0.02, (0.1, 0.2), 3, 2)
 
 
 def test_both_are_measured_beside_each_other() -> None:
