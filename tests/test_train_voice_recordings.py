@@ -1,6 +1,5 @@
 """Shards of the teacher's speech: making them in processes, and loading them."""
 
-import multiprocessing
 import os
 import select
 import subprocess
@@ -142,14 +141,18 @@ def test_worker_processes_make_shards_and_pass_on_errors() -> None:
 
 
 def test_workers_use_the_gpus_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with workers.worker_processes(2, 1) as pool:
+        indices = {pool.submit(workers._index).result() for _ in range(50)}
+        first = min(indices)
+        assert indices <= {first, first + 1}
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(workers, "_exit_with_parent", lambda: None)
-    started = multiprocessing.get_context("spawn").Value("i", 0)
-    for _ in range(5):
-        workers._start(torch.get_num_threads(), started)
+    for index in range(5):
+        monkeypatch.setattr(workers, "_index", lambda index=index: index)
+        workers._start(torch.get_num_threads())
     assert chosen == [0, 1, 0, 1, 0]
 
 

@@ -5,7 +5,6 @@ import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
-from multiprocessing.sharedctypes import Synchronized
 
 import torch
 
@@ -20,17 +19,19 @@ def worker_processes(count: int, threads: int) -> ProcessPoolExecutor:
         threads: Threads of torch in each.
     """
     spawn = multiprocessing.get_context("spawn")
-    started = spawn.Value("i", 0)
-    return ProcessPoolExecutor(count, spawn, initializer=_start, initargs=(threads, started))
+    return ProcessPoolExecutor(count, spawn, initializer=_start, initargs=(threads,))
 
 
-def _start(threads: int, started: "Synchronized[int]") -> None:
+def _start(threads: int) -> None:
     torch.set_num_threads(threads)
-    with started.get_lock():
-        index, started.value = started.value, started.value + 1
     if torch.cuda.is_available():
-        torch.cuda.set_device(index % torch.cuda.device_count())
+        torch.cuda.set_device(_index() % torch.cuda.device_count())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _index() -> int:
+    """Number of this process among those that its parent has started, which its name ends with."""
+    return int(multiprocessing.current_process().name.rpartition("-")[2])
 
 
 def _exit_with_parent() -> None:
