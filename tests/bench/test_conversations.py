@@ -78,7 +78,7 @@ def test_missed_targets_are_named_in_the_table() -> None:
     late = SynthesisFigures(3, times_ms(100.1), 12.0, 1, 1, 8.5)
     assert late.missed(targets) == ["first chunk", "underruns"]
     nothing = SynthesisFigures(0, {}, 0.0, 0, 0, 0.0)
-    assert nothing.missed(targets) == ["first chunk"], "what was not measured does not meet it"
+    assert nothing.missed(targets) == ["first chunk"], "a time without a measurement is missed"
     runs = {
         "recognition": ConversationFigures(recognition_figures(4.0, 12.0), None, 0.1, []),
         "synthesis": ConversationFigures(None, late, 0.2, late.missed(targets)),

@@ -126,7 +126,7 @@ def test_a_closed_event_loop_affects_its_session_only(recogniser: MakeCheckpoint
 def test_an_event_loop_is_woken_once_for_the_results_of_a_step(
     recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wake-up releases the interpreter lock, for which the engine thread then waits."""
+    """Each wake-up releases the interpreter lock, for which the engine thread may wait."""
     num_wakes: list[int] = []
     wake = ReaderWakeups.wake
 
