@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from examples.train_ears.export import quantise
 from examples.train_ears.features import LogMel
 from examples.train_ears.lattice import NEVER, ctc_likelihood, path_sum, transducer_likelihood
 from examples.train_ears.layout import FULL, LOOKAHEADS, TINY, Work, write_folder
@@ -219,7 +220,8 @@ def test_the_full_checkpoint_is_small_enough(tmp_path: Path) -> None:
     write_folder(tmp_path, train_tokenizer([" ".join(words)], FULL.vocab), FULL)
     net = Net(read_model_config(tmp_path), CPU)
     assert net.config.transducer.vocab_size == FULL.vocab
-    assert 2 * sum(net.parameters[name].numel() for name in net.names) < 20e6
+    stored = (quantise(name, net.parameters[name].detach()) for name in net.names)
+    assert sum(tensor.nbytes for tensors in stored for tensor in tensors.values()) < 20e6
 
 
 def test_targets_are_spoken_words() -> None:

@@ -114,7 +114,7 @@ def write_tones(work: Work) -> Recordings:
 def test_recordings_are_changed_more_and_more_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None in the first step, all after the share of the time in which the CTC weight falls."""
+    """None in the first step, most after the share of the time in which the CTC weight falls."""
     work, seen = Work(tmp_path), list[tuple[float, float]]()
     write_tones(work)
     call = train.Trainer.__call__
@@ -129,7 +129,9 @@ def test_recordings_are_changed_more_and_more_often(
     weights, shares = zip(*seen, strict=True)
     assert weights[0] > 0.95 and shares[0] == 0
     assert 0 < np.mean([share for weight, share in seen if 0.15 < weight < 1]) < 1
-    assert {share for weight, share in seen if weight < 0.1501} == {1}
+    late = [share for weight, share in seen if weight < 0.1501]
+    assert len(late) > 50
+    assert np.mean(late) == pytest.approx(train._CHANGED_SHARE, abs=0.1)
 
 
 def test_the_features_of_recordings_that_are_not_changed_are_not_masked(

@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from examples.train_voice.training import fused
 from megakernel_stt.model.config import SAMPLE_RATE
 
-_STEP = 1600  # samples: transforms of such lengths are fast
+_STEP = 1600  # samples
+_FAST_FACTORS = (2, 3, 5)  # of a size whose Fourier transform is fast
 _ROOM_S = 0.5  # of a room's impulse response
 _BANDS = 12  # of a frequency response
 _MU = 255.0  # of mu-law
+_HARMONICS = (1, 2, 3, 5, 7)  # of hum
 _PHONE_HZ = (300.0, 3400.0)
 _LEVEL = 0.05  # of noise without speech
 _FLOOR = 1e-5  # level of digital silence
@@ -76,7 +79,7 @@ class Augmentation:
         """Samples that a recording of so many can have afterwards."""
         silence = 2 * self._conditions.silence_s * SAMPLE_RATE
         longest = samples / self._conditions.speed[0] + silence
-        return _STEP * math.ceil(longest / _STEP)
+        return _fast_size(longest)
 
     def __call__(
         self, wave: Tensor, starts: Tensor, samples: Tensor, most: int, changed: Tensor
@@ -127,19 +130,8 @@ class Augmentation:
             (self._uniform(count, 0, c.silence_s) * SAMPLE_RATE).long() for _ in range(2)
         )
         lengths = before + (samples / speed).long() + after
-        time = (torch.arange(longest, device=self._device) - before[:, None]) * speed[:, None]
-        whole = time.floor()
-        part, first = time - whole, whole.long()
-        taps = []
-        for k in (-1, 0, 1, 2):
-            index = first + k
-            unknown = (index < 0) | (index >= samples[:, None])
-            at = (starts[:, None] + index).clamp(0, len(wave) - 1)
-            taps.append((wave[at].float() / 32768).masked_fill(unknown, 0.0))
-        a, b, c1, d = taps
-        slope, bend = 0.5 * (c1 - a), a - 2.5 * b + 2 * c1 - 0.5 * d
-        cubic = 1.5 * (b - c1) + 0.5 * (d - a)
-        return ((cubic * part + bend) * part + slope) * part + b, lengths
+        run = fused(_interpolated, self._device)
+        return run(wave, starts, samples, before, speed, longest), lengths
 
     def _filtered(self, x: Tensor) -> Tensor:
         """In a room, by exponentially decaying noise, and by a smooth random response."""
@@ -152,7 +144,7 @@ class Augmentation:
         tail = tail * (ratio / tail.square().sum(1).sqrt())[:, None]
         response = F.pad(tail, (1, 0))
         response[:, 0] = 1
-        total = size + room
+        total = _fast_size(size + room)
         spectrum = torch.fft.rfft(x, total) * torch.fft.rfft(response, total)
         decibels = 4 * torch.randn(count, 1, _BANDS, device=x.device)
         decibels = decibels * self._chosen(count, c.response)[:, None, None]
@@ -172,11 +164,8 @@ class Augmentation:
         """Mains hum with harmonics."""
         count, size = x.shape
         hertz = 50.0 + 10.0 * self._chosen(count, 0.5)[:, None]
-        time = torch.arange(size, device=x.device) / SAMPLE_RATE
-        hum = torch.zeros_like(x)
-        for harmonic in (1, 2, 3, 5, 7):
-            weight = torch.rand(count, 1, device=x.device) / harmonic
-            hum = hum + weight * torch.sin(2 * math.pi * harmonic * hertz * time)
+        weights = torch.rand(count, len(_HARMONICS), device=x.device)
+        hum = fused(_hum_of, x.device)(hertz, weights, size)
         return self._mixed(hum, level, self._conditions.hum, (5.0, 30.0))
 
     def _babble(self, x: Tensor, level: Tensor) -> Tensor:
@@ -199,11 +188,58 @@ class Augmentation:
         hertz = torch.fft.rfftfreq(x.shape[1], 1 / SAMPLE_RATE, device=x.device)
         low, high = _PHONE_HZ
         passed = torch.sigmoid((hertz - low) / 30) * torch.sigmoid((high - hertz) / 60)
-        limited = torch.fft.irfft(torch.fft.rfft(x) * passed, x.shape[1]).clamp(-1, 1)
-        coded = limited.sign() * torch.log1p(_MU * limited.abs()) / math.log1p(_MU)
-        coded = torch.round(coded * 127) / 127
-        decoded = coded.sign() * torch.expm1(coded.abs() * math.log1p(_MU)) / _MU
-        return torch.where(chosen, decoded, x)
+        limited = torch.fft.irfft(torch.fft.rfft(x) * passed, x.shape[1])
+        return torch.where(chosen, fused(_mu_law, x.device)(limited), x)
+
+
+def _fast_size(least: float) -> int:
+    """Smallest multiple of `_STEP` with a fast Fourier transform that is not less than `least`."""
+    steps = math.ceil(least / _STEP)
+    while True:
+        rest = steps
+        for factor in _FAST_FACTORS:
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return _STEP * steps
+        steps += 1
+
+
+def _interpolated(
+    wave: Tensor, starts: Tensor, samples: Tensor, before: Tensor, speed: Tensor, longest: int
+) -> Tensor:
+    """Recordings [batch, longest] at their speed after so many samples of silence."""
+    time = (torch.arange(longest, device=wave.device) - before[:, None]) * speed[:, None]
+    whole = time.floor()
+    part, first = time - whole, whole.long()
+    taps: list[Tensor] = []
+    for k in (-1, 0, 1, 2):
+        index = first + k
+        unknown = (index < 0) | (index >= samples[:, None])
+        at = (starts[:, None] + index).clamp(0, len(wave) - 1)
+        taps.append((wave[at].float() / 32768).masked_fill(unknown, 0.0))
+    a, b, c, d = taps
+    slope, bend = 0.5 * (c - a), a - 2.5 * b + 2 * c - 0.5 * d
+    cubic = 1.5 * (b - c) + 0.5 * (d - a)
+    return ((cubic * part + bend) * part + slope) * part + b
+
+
+def _hum_of(hertz: Tensor, weights: Tensor, size: int) -> Tensor:
+    """Sums of harmonics [batch, size]; hertz: [batch, 1], weights: [batch, harmonics]."""
+    time = torch.arange(size, device=hertz.device) / SAMPLE_RATE
+    hum = torch.zeros_like(hertz * time)
+    for index, harmonic in enumerate(_HARMONICS):
+        weight = weights[:, index, None] / harmonic
+        hum = hum + weight * torch.sin(2 * math.pi * harmonic * hertz * time)
+    return hum
+
+
+def _mu_law(x: Tensor) -> Tensor:
+    """Encoded by mu-law and decoded."""
+    x = x.clamp(-1, 1)
+    coded = x.sign() * torch.log1p(_MU * x.abs()) / math.log1p(_MU)
+    coded = torch.round(coded * 127) / 127
+    return coded.sign() * torch.expm1(coded.abs() * math.log1p(_MU)) / _MU
 
 
 def _rms(x: Tensor, lengths: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from examples.train_voice.training import fused
+
 NEVER = -1e30  # logarithm of a probability of 0; its sums are finite, differences are not NaN
+_ALIGNMENT = 4  # values: fused kernels would copy a step that does not begin at 16 bytes
 
 
 class _PathSum(torch.autograd.Function):
@@ -19,52 +22,53 @@ class _PathSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, moves: Tensor, final: Tensor) -> Tensor:
-        steps, kinds, batch, states = moves.shape
-        margin = kinds - 1
-        # The margin lets a move from a state that does not exist be a view.
-        alpha = moves.new_full((steps + 1, batch, margin + states), NEVER)
-        alpha[0, :, margin] = 0
-        for step in range(steps):
-            total = _from(alpha[step], margin, states) + moves[step, 0]
-            for kind in range(1, kinds):
-                move = _from(alpha[step], margin - kind, states) + moves[step, kind]
-                total = torch.logaddexp(total, move)
-            alpha[step + 1, :, margin:] = total
-        log_sum = torch.logsumexp(alpha[-1, :, margin:] + final, 1)
-        ctx.save_for_backward(moves, final, alpha, log_sum)
+        first = torch.full_like(final, NEVER)
+        first[:, 0] = 0
+        rows, advance = [first], fused(_advance, moves.device)
+        for step in range(len(moves)):
+            rows.append(advance(rows[-1], moves[step]))
+        log_sum = torch.logsumexp(rows[-1] + final, 1)
+        ctx.save_for_backward(moves, final, torch.stack(rows[:-1]), log_sum)
         return log_sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         moves, final, alpha, log_sum = ctx.saved_tensors
-        steps, kinds, batch, states = moves.shape
-        margin = kinds - 1
-        padded = F.pad(moves, (0, margin), value=NEVER)
-        beta = moves.new_full((steps + 1, batch, states + margin), NEVER)
-        beta[-1, :, :states] = final
-        for step in reversed(range(steps)):
-            moved = padded[step] + beta[step + 1]  # [kinds, batch, states + margin]
-            total = _from(moved[0], 0, states)
-            for kind in range(1, kinds):
-                total = torch.logaddexp(total, _from(moved[kind], kind, states))
-            beta[step, :, :states] = total
+        rows, retreat = [final], fused(_retreat, moves.device)
+        for step in reversed(range(1, len(moves))):
+            rows.append(retreat(rows[-1], moves[step]))
+        beta = torch.stack(rows[::-1])
         possible = log_sum > NEVER / 2
         weight = grads[0].masked_fill(~possible, 0.0)[:, None]
         log_sum = log_sum.masked_fill(~possible, 0.0)[:, None]
         found = [
-            torch.exp(
-                _from(alpha[:-1], margin - kind, states)
-                + moves[:, kind]
-                + _from(beta[1:], 0, states)
-                - log_sum
-            )
-            for kind in range(kinds)
+            torch.exp(_moved(alpha, kind) + moves[:, kind] + beta - log_sum)
+            for kind in range(moves.shape[1])
         ]
         return torch.stack(found, 1).masked_fill(~possible[:, None], 0.0) * weight, None
 
 
-def _from(x: Tensor, first: int, states: int) -> Tensor:
-    return x[..., first : first + states]
+def _moved(x: Tensor, kind: int) -> Tensor:
+    """Values [..., states] of the state `kind` states before each, or behind it if negative."""
+    if kind < 0:
+        return F.pad(x[..., -kind:], (0, -kind), value=NEVER)
+    return F.pad(x, (kind, 0), value=NEVER)[..., : x.shape[-1]]
+
+
+def _advance(alpha: Tensor, moves: Tensor) -> Tensor:
+    """Forward variables [batch, states] after a step of moves [kinds, batch, states]."""
+    total = alpha + moves[0]
+    for kind in range(1, len(moves)):
+        total = torch.logaddexp(total, _moved(alpha, kind) + moves[kind])
+    return total
+
+
+def _retreat(beta: Tensor, moves: Tensor) -> Tensor:
+    """Backward variables [batch, states] before a step of moves [kinds, batch, states]."""
+    total = beta + moves[0]
+    for kind in range(1, len(moves)):
+        total = torch.logaddexp(total, _moved(beta + moves[kind], -kind))
+    return total
 
 
 def path_sum(moves: Tensor, final: Tensor) -> Tensor:
@@ -78,6 +82,8 @@ def path_sum(moves: Tensor, final: Tensor) -> Tensor:
     Returns:
         [batch]; below `NEVER / 2` where there is no path, for which the gradient is zero.
     """
+    extra = -final.shape[1] % _ALIGNMENT
+    moves, final = (F.pad(x, (0, extra), value=NEVER) for x in (moves, final))
     return _PathSum.apply(moves, final)  # pyright: ignore[reportReturnType]
 
 
@@ -141,7 +147,10 @@ def ctc_likelihood(scores: Tensor, tokens: Tensor, frames: Tensor, labels: Tenso
     emitted = tokens.new_full((batch, 2 * tokens.shape[1] + 1), ids - 1)
     emitted[:, 1::2] = tokens
     state = torch.arange(emitted.shape[1], device=device)
-    by_state = scores.gather(2, emitted[:, None].expand(-1, most_frames, -1)).transpose(0, 1)
+    by_token = scores.gather(2, tokens[:, None].expand(-1, most_frames, -1))
+    blank = scores[..., -1:]
+    pairs = torch.stack([blank.expand_as(by_token), by_token], 3).flatten(2)
+    by_state = torch.cat([pairs, blank], 2).transpose(0, 1)
     inside = state <= 2 * labels[:, None]
     before = F.pad(emitted, (2, 0), value=-1)[:, :-2]
     may_skip = inside & (state % 2 == 1) & (state > 1) & (emitted != before)

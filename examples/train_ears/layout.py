@@ -36,7 +36,7 @@ class Sizes:
     vocab: int
 
 
-FULL = Sizes(hidden=192, layers=10, heads=4, channels=64, mels=80, decoder=256, vocab=512)
+FULL = Sizes(hidden=256, layers=10, heads=4, channels=64, mels=80, decoder=256, vocab=512)
 TINY = Sizes(hidden=32, layers=2, heads=2, channels=8, mels=32, decoder=32, vocab=64)
 
 

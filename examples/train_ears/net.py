@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.train_voice.codec_net import uniform_
-from examples.train_voice.training import bind
+from examples.train_voice.training import bind, fused
 from megakernel_common.checkpoint import TensorSpec, leaves
 from megakernel_common.layers import merge_heads, split_heads
 from megakernel_stt.model import weights as w
@@ -23,6 +23,7 @@ _EPS = 1e-5
 _POSITION_BASE = 10_000.0
 _HIDDEN = -1e9  # score of a frame that attention does not see
 _DROPOUT = 0.1
+_COLUMNS = 16  # a product is fast if its inner size is a multiple
 _HEAD_GAIN = 0.1  # of the initial weights of the heads
 
 
@@ -118,24 +119,19 @@ class Net:
         is_frame = frame < lengths[:, None]
         visible = self._visible(frame, lookahead) & is_frame[:, None]
         positions = self._positions(x.shape[1], x.device)
+        run = fused(_run_block, x.device)
         for block in self._w.encoder.blocks:
-            x = x + 0.5 * self._feed_forward(block.feed_forward1, x)
-            x = x + self._dropped(self._attention(block.attention, x, positions, visible))
-            x = x + self._dropped(self._convolution(block.convolution, x, is_frame))
-            x = _norm(block.norm, x + 0.5 * self._feed_forward(block.feed_forward2, x))
+            x = run(block, x, positions, visible, is_frame, self.training)
         return x, lengths
 
     def _subsample(self, mels: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x, subsampling = mels[:, None], self._w.encoder.subsampling
+        x, subsampling = mels[..., None], self._w.encoder.subsampling
+        active = fused(_active, mels.device)
         for stage in subsampling.stages:
-            x = F.pad(x, (2, 1, 2, 1))
-            strided = stage.strided
-            x = F.conv2d(x, strided.weight, strided.bias, stride=2, groups=x.shape[1])
-            if stage.pointwise is not None:
-                x = F.conv2d(x, stage.pointwise.weight, stage.pointwise.bias)
+            x = _convolved(stage, x)
             lengths = lengths // 2 + 1
-            x = torch.relu(x * _inside(x.shape[2], lengths)[:, None, :, None])
-        return _apply(subsampling.linear, x.transpose(1, 2).flatten(2)), lengths
+            x = active(x, _inside(x.shape[1], lengths))
+        return _apply(subsampling.linear, x.transpose(2, 3).flatten(2)).float(), lengths
 
     def _visible(self, frame: Tensor, lookahead: Tensor) -> Tensor:
         """[frames, frames], whether attention from the first index sees the second."""
@@ -154,34 +150,6 @@ class Net:
         angles = distances[:, None] * (1.0 / _POSITION_BASE**exponents)
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
-    def _attention(
-        self, weights: w.Attention, x: Tensor, positions: Tensor, visible: Tensor
-    ) -> Tensor:
-        y, size = _norm(weights.norm, x), self.config.encoder.head_dim
-        parts = (_apply(layer, y) for layer in (weights.query, weights.key, weights.value))
-        query, key, value = (split_heads(part, size) for part in parts)
-        distances = split_heads(F.linear(positions, weights.position)[None], size)[0]
-        content = (query + weights.content_bias[:, None]) @ key.mT
-        by_distance = (query + weights.position_bias[:, None]) @ distances.mT
-        scores = (content + _shifted(by_distance)).float() / math.sqrt(size)
-        scores = scores.masked_fill(~visible[:, None], _HIDDEN)
-        return _apply(weights.output, merge_heads(scores.softmax(-1).to(value.dtype) @ value))
-
-    def _convolution(self, weights: w.Convolution, x: Tensor, is_frame: Tensor) -> Tensor:
-        assert isinstance(weights.inner_norm, w.Norm)
-        y = F.glu(_apply(weights.pointwise_in, _norm(weights.norm, x)), -1)
-        y = (y * is_frame[..., None]).mT
-        kernel = weights.depthwise.weight
-        y = F.conv1d(F.pad(y, (kernel.shape[2] - 1, 0)), kernel, groups=y.shape[1]).mT
-        return _apply(weights.pointwise_out, F.silu(_norm(weights.inner_norm, y)))
-
-    def _feed_forward(self, weights: w.FeedForward, x: Tensor) -> Tensor:
-        y = F.silu(_apply(weights.up, _norm(weights.norm, x)))
-        return self._dropped(_apply(weights.down, self._dropped(y)))
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, _DROPOUT, self.training)
-
     def ctc_scores(self, frames: Tensor) -> Tensor:
         """Log-probabilities [batch, frames, ids] of the auxiliary CTC head."""
         return _apply(self._ctc, frames).float().log_softmax(-1)
@@ -199,12 +167,9 @@ class Net:
         weights, blank = self._w.transducer, self.config.transducer.blank_id
         predicted = _apply(weights.projector, self._predict(F.pad(tokens, (1, 0), value=blank)))
         projected = _apply(weights.encoder_projector, frames)
-        joint = torch.relu(projected[:, :, None] + predicted[:, None])
-        logits = _apply(weights.head, joint)
-        total = logits.float().logsumexp(-1)
-        index = tokens[:, None, :, None].expand(-1, frames.shape[1], -1, 1)
-        label = logits[:, :, :-1].gather(3, index)[..., 0].float()
-        return logits[..., blank].float() - total, label - total[:, :, :-1]
+        run = fused(_run_joint, frames.device)
+        blanks, labels = run(weights.head, projected, predicted, F.pad(tokens, (0, 1)), blank)
+        return blanks, labels[:, :, :-1]
 
     def _predict(self, tokens: Tensor) -> Tensor:
         """Outputs of the prediction network [batch, labels, hidden]."""
@@ -244,6 +209,94 @@ def _initial(leaf: TensorSpec, residual_gain: float) -> Tensor:
     elif name in ("ctc.weight", "joint.head.weight"):
         values.mul_(_HEAD_GAIN)
     return values
+
+
+def _convolved(stage: w.Stage, x: Tensor) -> Tensor:
+    """A stage's convolutions of x [batch, frames, bins, channels] as one product or convolution.
+
+    Matrix units multiply by more weights faster than a depthwise convolution by fewer.
+    """
+    kernel, bias = stage.strided.weight, stage.strided.bias
+    assert bias is not None
+    frames, bins = x.shape[1] // 2 + 1, x.shape[2] // 2 + 1
+    x = F.pad(x, (0, 0, 2, 1, 2, 1))
+    if stage.pointwise is None:
+        taps = [
+            x[:, i : i + 2 * frames - 1 : 2, j : j + 2 * bins - 1 : 2]
+            for i in range(kernel.shape[2])
+            for j in range(kernel.shape[3])
+        ]
+        columns = F.pad(torch.cat(taps, 3), (0, -len(taps) % _COLUMNS)).flatten(1, 2)
+        weight = F.pad(kernel.flatten(1), (0, -len(taps) % _COLUMNS))
+        # By recording, so that the gradient of the weight is a sum of short sums.
+        y = columns @ weight.t().expand(len(x), -1, -1)
+        return y.unflatten(1, (frames, bins)) + bias
+    mix = stage.pointwise.weight.flatten(1)
+    assert stage.pointwise.bias is not None
+    dense = mix[:, :, None, None] * kernel[:, 0]
+    x = F.conv2d(x.permute(0, 3, 1, 2), dense, mix @ bias + stage.pointwise.bias, stride=2)
+    return x.permute(0, 2, 3, 1)
+
+
+def _active(x: Tensor, inside: Tensor) -> Tensor:
+    """ReLU of x [batch, frames, bins, channels], 0 outside of the recordings."""
+    return torch.relu(x) * inside[..., None, None]
+
+
+def _run_block(
+    block: w.Block, x: Tensor, positions: Tensor, visible: Tensor, is_frame: Tensor, training: bool
+) -> Tensor:
+    """A conformer block; `training`: whether dropout is applied."""
+
+    def dropped(y: Tensor) -> Tensor:
+        return F.dropout(y, _DROPOUT, training)
+
+    def feed_forward(weights: w.FeedForward, y: Tensor) -> Tensor:
+        y = F.silu(_apply(weights.up, _norm(weights.norm, y)))
+        return dropped(_apply(weights.down, dropped(y)))
+
+    x = x + 0.5 * feed_forward(block.feed_forward1, x)
+    x = x + dropped(_attention(block.attention, x, positions, visible))
+    x = x + dropped(_convolution(block.convolution, x, is_frame))
+    return _norm(block.norm, x + 0.5 * feed_forward(block.feed_forward2, x))
+
+
+def _attention(weights: w.Attention, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+    y = _norm(weights.norm, x)
+    size = weights.content_bias.shape[1]
+    parts = (_apply(layer, y) for layer in (weights.query, weights.key, weights.value))
+    query, key, value = (split_heads(part, size) for part in parts)
+    distances = split_heads(F.linear(positions, weights.position)[None], size)[0]
+    content = (query + weights.content_bias[:, None]) @ key.mT
+    by_distance = (query + weights.position_bias[:, None]) @ distances.mT
+    scores = (content + _shifted(by_distance)).float() / math.sqrt(size)
+    scores = scores.masked_fill(~visible[:, None], _HIDDEN)
+    return _apply(weights.output, merge_heads(scores.softmax(-1).to(value.dtype) @ value))
+
+
+def _convolution(weights: w.Convolution, x: Tensor, is_frame: Tensor) -> Tensor:
+    assert isinstance(weights.inner_norm, w.Norm)
+    y = F.glu(_apply(weights.pointwise_in, _norm(weights.norm, x)), -1)
+    frames, kernel = x.shape[1], weights.depthwise.weight[:, 0]
+    taps = kernel.shape[1]
+    y = F.pad(y * is_frame[..., None], (0, 0, taps - 1, 0))
+    y = sum(
+        (y[:, i : i + frames] * kernel[:, i] for i in range(1, taps)), y[:, :frames] * kernel[:, 0]
+    )
+    return _apply(weights.pointwise_out, F.silu(_norm(weights.inner_norm, y)))
+
+
+def _run_joint(
+    head: w.Linear, projected: Tensor, predicted: Tensor, tokens: Tensor, blank: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [batch, frames, labels] of blank and of `tokens` [batch, labels]."""
+    logits = _apply(head, torch.relu(projected[:, :, None] + predicted[:, None])).float()
+    total = logits.logsumexp(-1)
+    # A sum over all ids with one term: unlike that of a gather, its gradient is fused with the
+    # one of the total.
+    is_label = torch.arange(logits.shape[-1], device=logits.device) == tokens[:, None, :, None]
+    label = torch.where(is_label, logits, 0.0).sum(-1)
+    return logits[..., blank] - total, label - total
 
 
 def _inside(frames: int, lengths: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from megakernel_stt.model.config import HOP_SIZE, MELS_PER_FRAME
 _PEAK_RATE = 1e-3
 _CTC_WEIGHTS = 1.0, 0.15  # at the start and after the share of the time that follows
 _RAMP_SHARE = 0.15  # in which recordings are changed more and more often
+_CHANGED_SHARE = 0.7  # of the recordings, after that time
 _LOG_EVERY = 100
 _AVERAGE_EVERY = 4
 _HELD_OUT = 16  # recordings of a batch of validation
@@ -269,7 +270,7 @@ def train(
             first, last = _CTC_WEIGHTS
             ramp = min(1.0, budget.share / _RAMP_SHARE)
             ctc_weight = first + (last - first) * ramp
-            changed = rng.random(batch[0].batch) < ramp
+            changed = rng.random(batch[0].batch) < _CHANGED_SHARE * ramp
             lookahead = int(rng.choice(LOOKAHEADS))
             metrics = trainer(*batch, lookahead, ctc_weight, changed, budget.rate(_PEAK_RATE))
             if step_idx % _AVERAGE_EVERY == 0:

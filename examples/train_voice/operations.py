@@ -5,14 +5,13 @@ convolution is one matrix product over shifted columns. The gradient of its weig
 millions of rows, is split into partial sums. Weights keep the checkpoint's layout.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from examples.train_voice.training import fused
 from megakernel_tts.codec import weights as w
 
 _MIN_SPLIT_ROWS = 16_384  # of a product whose sum is split
@@ -95,28 +94,19 @@ def _snake_grads(
     return grad_x, grad_alpha, grad_beta
 
 
-@cache
-def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `_Snake` with fused kernels, for a GPU.
-
-    Unfused, the two are about fifteen passes over signals of the full sample rate.
-    """
-    return torch.compile(function, dynamic=True)
-
-
 class _Snake(torch.autograd.Function):
     """x + sin^2(e^alpha x) / e^beta; saves only x for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
         ctx.save_for_backward(x, alpha, beta)
-        run = _fused(_snake) if x.is_cuda else _snake
+        run = fused(_snake, x.device)
         return run(x.detach(), alpha.detach(), beta.detach())  # one compilation for all callers
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, alpha, beta = (saved.detach() for saved in ctx.saved_tensors)
-        run = _fused(_snake_grads) if x.is_cuda else _snake_grads
+        run = fused(_snake_grads, x.device)
         return run(x, alpha, beta, grads[0])
 
 
