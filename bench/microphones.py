@@ -77,7 +77,19 @@ class Microphones:
         self._finals = [asyncio.Queue[Final]() for _ in sessions]
         self._frames_per_chunk = round(lookahead_ms / 1000 / FRAME_S)
         self._noise = (32767 * noise(seconds + 1, seed)).astype(np.int16)
-        self._offsets = rng.integers(0, SAMPLE_RATE, num_streams)
+        offsets = rng.integers(0, SAMPLE_RATE, num_streams)
+        self._order = np.argsort(self.arrivals_s, axis=None)
+        streams, packets = np.divmod(self._order, self.arrivals_s.shape[1])
+        # Stream, arrival and first sample of each packet; an element of an array would take as
+        # long as its push.
+        self._pushes = [
+            *zip(
+                streams.tolist(),
+                self.arrivals_s.ravel()[self._order].tolist(),
+                (offsets[streams] + packets * _PACKET_SIZE).tolist(),
+                strict=True,
+            )
+        ]
 
     @property
     def push_delays_s(self) -> list[float]:
@@ -113,18 +125,19 @@ class Microphones:
         return await self._finals[stream].get()
 
     async def _push(self, start_s: float) -> None:
-        order = np.argsort(self.arrivals_s, axis=None).tolist()
-        description = f"{len(self._sessions)} streams"
-        for i, index in enumerate(tqdm(order, desc=description, disable=None, mininterval=1)):
-            stream, packet = divmod(index, self.arrivals_s.shape[1])
-            due_s = start_s + float(self.arrivals_s[stream, packet])
-            if (left_s := due_s - time.perf_counter()) > 0:
-                await asyncio.sleep(max(left_s, _TICK_S))
-            elif i % _MOST_PUSHES == 0:
-                await asyncio.sleep(0)  # readers run also while packets are late
-            begin = self._offsets[stream] + packet * _PACKET_SIZE
-            self.pushed_s[stream, packet] = time.perf_counter() - start_s
-            self._sessions[stream].push(self._noise[begin : begin + _PACKET_SIZE], SAMPLE_RATE)
+        pushed_s = list[float]()
+        description, count = f"{len(self._sessions)} streams", len(self._order)
+        with tqdm(desc=description, total=count, disable=None) as progress:
+            for stream, due_s, begin in self._pushes:
+                if (left_s := start_s + due_s - time.perf_counter()) > 0:
+                    await asyncio.sleep(max(left_s, _TICK_S))
+                elif len(pushed_s) % _MOST_PUSHES == 0:
+                    await asyncio.sleep(0)  # readers run also while packets are late
+                    progress.update(_MOST_PUSHES)
+                pushed_s.append(time.perf_counter())
+                packet = self._noise[begin : begin + _PACKET_SIZE]
+                self._sessions[stream].push(packet, SAMPLE_RATE)
+        self.pushed_s.ravel()[self._order] = np.subtract(pushed_s, start_s)
 
     async def _read(self, stream: int, start_s: float) -> None:
         async for event in self._sessions[stream]:

@@ -29,6 +29,23 @@ class Stoppable(Protocol):
         """Ends the loop soon; takes no lock."""
 
 
+class _Forks:
+    """Counts the forks from the first process to this one.
+
+    Unlike the process's id, it is read without a system call.
+    """
+
+    count = 0
+
+    @classmethod
+    def add(cls) -> None:
+        """Counts a fork, in the forked process."""
+        cls.count += 1
+
+
+os.register_at_fork(after_in_child=_Forks.add)
+
+
 class OwnerProcess:
     """The process in which an object was made."""
 
@@ -38,13 +55,13 @@ class OwnerProcess:
         Args:
             loaded: The class of which an object was loaded, for the message.
         """
-        self._id = os.getpid()
+        self._forks = _Forks.count
         self._loaded = loaded
 
     @property
     def is_current(self) -> bool:
         """Whether this is that process, not one forked from it."""
-        return self._id == os.getpid()
+        return self._forks == _Forks.count
 
     def check(self) -> None:
         """Checks that the object can be used here.
