@@ -195,16 +195,8 @@ class DecoderKernels(KernelLayers):
             units, inputs, outputs, snakes[1:], strict=True
         ):
             conv1 = packing.convolution(unit.conv1, fold_snake(unit.snake2))
-            self.project(unit_input, conv1, middle, epilogue=Epilogue.SNAKE)
             conv2 = packing.convolution(unit.conv2, snake)
-            self.project(
-                middle,
-                conv2,
-                unit_output,
-                residual=residual,
-                residual_out=residual,
-                epilogue=Epilogue.SNAKE,
-            )
+            self.residual_unit(unit_input, conv1, middle, conv2, unit_output, residual=residual)
         return output
 
 
