@@ -28,7 +28,6 @@ from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
     ResidualUnitTile,
     choose_unit_tile,
-    fitting_unit_tiles,
 )
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -244,21 +243,26 @@ def test_residual_units_as_one_launch_do_not_change_samples(
     file.write_text(json.dumps(content))
     config = read_codec_config(file)
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
-    launched: set[tuple[int, int]] = set()  # columns, dilation
-
-    def fuse(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
-        tile = next(iter(fitting_unit_tiles(params)), None)
-        if tile is not None:
-            launched.add((tile.columns, params.convolution.dilation))
-        return tile
-
-    separate, fused = make(codec, choose_unit=lambda *_: None), make(codec, choose_unit=fuse)
-    codes = some_codes(5, 3)
+    separate, codes = make(codec, choose_unit=lambda *_: None), some_codes(5, 3)
     expected = decode_chunks(separate, 0, codes, sizes)
-    np.testing.assert_array_equal(decode_chunks(fused, 1, codes, sizes), expected)
-    assert torch.equal(fused.save_slot(1).history, separate.save_slot(0).history)
-    columns = [tile.columns for tile in RESIDUAL_UNIT_TILES]
-    assert launched == {(width, dilation) for width in columns for dilation in (1, 3, 9)}
+    for tile in RESIDUAL_UNIT_TILES:
+        dilations: set[int] = set()
+
+        def fuse(
+            params: ResidualUnitParams,
+            num_sms: int,
+            tile: ResidualUnitTile = tile,
+            dilations: set[int] = dilations,
+        ) -> ResidualUnitTile | None:
+            if not tile.fits(params):
+                return None
+            dilations.add(params.convolution.dilation)
+            return tile
+
+        fused = make(codec, choose_unit=fuse)
+        np.testing.assert_array_equal(decode_chunks(fused, 1, codes, sizes), expected)
+        assert torch.equal(fused.save_slot(1).history, separate.save_slot(0).history)
+        assert dilations == {1, 3, 9}
 
 
 def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:

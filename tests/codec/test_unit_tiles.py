@@ -49,11 +49,9 @@ def test_units_are_one_launch_for_many_frames(channels: int, dilation: int) -> N
 
 
 def test_a_tile_fits_only_units_that_its_kernel_computes() -> None:
-    assert [fitting_unit_tiles(unit(channels, 64)) for channels in (96, 192, 384, 768)] == [
-        *([tile] for tile in RESIDUAL_UNIT_TILES),
-        [],
-        [],
-    ]
+    for channels in (96, 192, 384, 768):
+        of_width = [tile for tile in RESIDUAL_UNIT_TILES if tile.columns == channels]
+        assert fitting_unit_tiles(unit(channels, 64)) == of_width
     without_residual, not_packed, long_windows = (unit(96, 64) for _ in range(3))
     without_residual.pointwise.residual = None
     not_packed.convolution.warpgroup_columns = 0
