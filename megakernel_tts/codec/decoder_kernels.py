@@ -196,7 +196,15 @@ class DecoderKernels(KernelLayers):
         ):
             conv1 = packing.convolution(unit.conv1, fold_snake(unit.snake2))
             conv2 = packing.convolution(unit.conv2, snake)
-            self.residual_unit(unit_input, conv1, middle, conv2, unit_output, residual=residual)
+            self.residual_unit(
+                unit_input,
+                conv1,
+                middle,
+                conv2,
+                unit_output,
+                residual=residual,
+                residual_out=None if unit is units[-1] else residual,  # nothing reads the last sum
+            )
         return output
 
 

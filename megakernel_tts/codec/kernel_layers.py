@@ -322,6 +322,7 @@ class KernelLayers:
         output: ActivationBuffer,
         *,
         residual: Tensor,
+        residual_out: Tensor | None,
     ) -> None:
         """Appends a convolution and the one of one tap behind it, each followed by a snake.
 
@@ -333,7 +334,8 @@ class KernelLayers:
             middle: Receives its output.
             pointwise: The weights of the second one.
             output: Receives its output.
-            residual: float32 [rows, columns], added before the last snake; receives the sum.
+            residual: float32 [rows, columns], added before the last snake.
+            residual_out: float32 [rows, columns], the sum before the last snake; may be `residual`.
         """
         first = self._projection(x, convolution, middle, epilogue=Epilogue.SNAKE)
         second = self._projection(
@@ -341,7 +343,7 @@ class KernelLayers:
             pointwise,
             output,
             residual=residual,
-            residual_out=residual,
+            residual_out=residual_out,
             epilogue=Epilogue.SNAKE,
         )
         unit = ResidualUnit(first, second, self._kernels)
