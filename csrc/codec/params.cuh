@@ -87,6 +87,7 @@ struct ProjectionParams {
 // does not write. Otherwise the kernel computes what the two projections do.
 struct ResidualUnitParams {
   ProjectionParams convolution, pointwise;
+  int is_reversed;  // the last rows first: those that the previous kernel has left in L2
 };
 
 // output[f] = sum over g of codebooks[g, codes[f, g]]; rope[f] = cos and sin of position *

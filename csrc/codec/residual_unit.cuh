@@ -292,7 +292,7 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
     shared.column_params[1][n] = p.pointwise.warpgroup_column_params[n];
   }
   sync_all_threads();
-  const WarpgroupSchedule<T> schedule(p.convolution);
+  const WarpgroupSchedule<T> schedule(p.convolution, p.is_reversed);
   const int warpgroup = uniform_warp_idx() / 4, warp = uniform_warp_idx() % 4;
   if (warpgroup == T::kWarpgroups) {
     lower_register_limit<T::kCopyRegisters>();

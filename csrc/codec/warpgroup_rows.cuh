@@ -69,16 +69,19 @@ struct WarpgroupSchedule {
   using Window = RowWindow<kWarpgroupRows, T::kPlanes>;
 
   int num_steps, column_tiles, num_tiles;
+  bool is_reversed;
 
-  // Of the launch.
-  DEVICE explicit WarpgroupSchedule(const ProjectionParams& p)
+  // Of the launch. If `is_reversed`, the last rows come first; there is one tile of columns then.
+  DEVICE explicit WarpgroupSchedule(const ProjectionParams& p, bool is_reversed = false)
       : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
         column_tiles(p.num_columns / T::kColumns),
-        num_tiles((p.num_rows + T::kRows - 1) / T::kRows * column_tiles) {}
+        num_tiles((p.num_rows + T::kRows - 1) / T::kRows * column_tiles),
+        is_reversed(is_reversed) {}
 
   // The first column of a tile, and the first row of a consumer in it.
   DEVICE int first_column(int tile) const { return tile % column_tiles * T::kColumns; }
   DEVICE int first_row(int tile, int consumer) const {
+    if (is_reversed) tile = num_tiles - 1 - tile;
     return tile / column_tiles * T::kRows + consumer * kWarpgroupRows;
   }
 };

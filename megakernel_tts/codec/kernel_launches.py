@@ -61,11 +61,13 @@ class ResidualUnit:
     Attributes:
         convolution: The convolution of several taps.
         pointwise: The one of one tap, which reads the output of the other.
+        is_reversed: Whether the last rows come first.
         kernels: The compiled kernels.
     """
 
     convolution: Projection
     pointwise: Projection
+    is_reversed: bool
     kernels: CodecKernels
 
     def is_one_launch(self, num_frames: int) -> bool:
@@ -81,5 +83,7 @@ class ResidualUnit:
 
     def _params(self, num_frames: int) -> ResidualUnitParams:
         return ResidualUnitParams(
-            self.convolution.params_of(num_frames), self.pointwise.params_of(num_frames)
+            self.convolution.params_of(num_frames),
+            self.pointwise.params_of(num_frames),
+            self.is_reversed,
         )

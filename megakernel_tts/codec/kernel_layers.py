@@ -323,6 +323,7 @@ class KernelLayers:
         *,
         residual: Tensor,
         residual_out: Tensor | None,
+        is_reversed: bool,
     ) -> None:
         """Appends a convolution and the one of one tap behind it, each followed by a snake.
 
@@ -336,6 +337,7 @@ class KernelLayers:
             output: Receives its output.
             residual: float32 [rows, columns], added before the last snake.
             residual_out: float32 [rows, columns], the sum before the last snake; may be `residual`.
+            is_reversed: Whether one launch computes the last rows first.
         """
         first = self._projection(x, convolution, middle, epilogue=Epilogue.SNAKE)
         second = self._projection(
@@ -346,7 +348,7 @@ class KernelLayers:
             residual_out=residual_out,
             epilogue=Epilogue.SNAKE,
         )
-        unit = ResidualUnit(first, second, self._kernels)
+        unit = ResidualUnit(first, second, is_reversed, self._kernels)
         separate = (self._launch(first), self._launch(second))
         self.layers.append(Layer(self.stage, separate, unit.launch, unit.is_one_launch))
 

@@ -109,6 +109,7 @@ class ResidualUnitParams(DeviceStruct):
     _fields_ = (
         ("convolution", ProjectionParams),
         ("pointwise", ProjectionParams),
+        ("is_reversed", c_int),
     )
 
 
