@@ -102,7 +102,7 @@ class ResidualUnitTile:
 RESIDUAL_UNIT_TILES = (
     ResidualUnitTile(96, 3, 24, 3, 118, True, True),
     ResidualUnitTile(96, 3, 24, 3, 118, True, False),
-    ResidualUnitTile(192, 2, 8, 6, 118, False, False),
+    ResidualUnitTile(192, 2, 10, 6, 118, False, False),
 )
 
 
