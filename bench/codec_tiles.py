@@ -18,7 +18,7 @@ import torch
 from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
-from megakernel_tts.codec.kernel_launches import Launch, Layer
+from megakernel_tts.codec.kernel_launches import Launch, LayerLaunches
 from megakernel_tts.kernels.codec import load_codec_kernels
 from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import AnyTile, choose_tile, fitting_tiles
@@ -159,7 +159,7 @@ def _time_tiles(
 
 
 def _time_layer(
-    layer: Layer,
+    layer: LayerLaunches,
     num_frames: int,
     chooser: _Chooser,
     unit_chooser: _UnitChooser,

@@ -12,7 +12,7 @@ Launch = Callable[[int], None]  # of a number of frames
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerLaunches:
     """A layer, or a residual unit, as kernel launches.
 
     Attributes:
@@ -35,7 +35,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Projection:
+class ProjectionLaunch:
     """The launch of a projection.
 
     Attributes:
@@ -55,7 +55,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class ResidualUnit:
+class ResidualUnitLaunch:
     """The launch of both projections of a residual unit as one kernel.
 
     Attributes:
@@ -65,8 +65,8 @@ class ResidualUnit:
         kernels: The compiled kernels.
     """
 
-    convolution: Projection
-    pointwise: Projection
+    convolution: ProjectionLaunch
+    pointwise: ProjectionLaunch
     is_reversed: bool
     kernels: CodecKernels
 

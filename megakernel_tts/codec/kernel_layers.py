@@ -15,7 +15,12 @@ from torch import Tensor
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import codebook_tables
-from megakernel_tts.codec.kernel_launches import Launch, Layer, Projection, ResidualUnit
+from megakernel_tts.codec.kernel_launches import (
+    Launch,
+    LayerLaunches,
+    ProjectionLaunch,
+    ResidualUnitLaunch,
+)
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
@@ -107,7 +112,7 @@ class KernelLayers:
         self._device, self._stack, self._slots = device, stack, slots
         self.stage = ""
         self.with_history: list[ActivationBuffer] = []
-        self.layers: list[Layer] = []
+        self.layers: list[LayerLaunches] = []
         self._structs_with_history: list[tuple[Activations, ActivationBuffer]] = []
         self._tensors: list[Tensor] = []  # whose addresses the parameters hold
         self._history_size = 0  # elements of a slot
@@ -182,7 +187,7 @@ class KernelLayers:
         return activations
 
     def _append(self, launch: Launch) -> None:
-        self.layers.append(Layer(self.stage, (launch,)))
+        self.layers.append(LayerLaunches(self.stage, (launch,)))
 
     def _address(self, tensor: Tensor | None) -> int | None:
         """The address of a tensor, which is kept alive."""
@@ -348,9 +353,9 @@ class KernelLayers:
             residual_out=residual_out,
             epilogue=Epilogue.SNAKE,
         )
-        unit = ResidualUnit(first, second, is_reversed, self._kernels)
+        unit = ResidualUnitLaunch(first, second, is_reversed, self._kernels)
         separate = (self._launch(first), self._launch(second))
-        self.layers.append(Layer(self.stage, separate, unit.launch, unit.is_one_launch))
+        self.layers.append(LayerLaunches(self.stage, separate, unit.launch, unit.is_one_launch))
 
     def _projection(
         self,
@@ -363,7 +368,7 @@ class KernelLayers:
         norm: bool = False,
         epilogue: Epilogue = Epilogue.LINEAR,
         layer: int = 0,
-    ) -> Projection:
+    ) -> ProjectionLaunch:
         """Builds a convolution or linear layer; the arguments are those of `project`."""
         assert packed.channels == x.channels
         assert packed.taps == 1 or x.history_rows, "a convolution needs the rows before the call"
@@ -399,9 +404,9 @@ class KernelLayers:
             writes.append(output.data)
         if residual_out is not None:
             writes.append(residual_out)
-        return Projection(params, x.rows_per_frame, writes)
+        return ProjectionLaunch(params, x.rows_per_frame, writes)
 
-    def _launch(self, projection: Projection) -> Launch:
+    def _launch(self, projection: ProjectionLaunch) -> Launch:
         """The launch of a projection that is appended next."""
         overlap_previous = len(self.layers) > 1  # the first kernel writes the frames
 
