@@ -53,14 +53,12 @@ MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION)
 #undef MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION
 #undef MEGAKERNEL_PROJECT_WITH_WARPGROUPS
 
-#define MEGAKERNEL_DEFINE_RESIDUAL_UNIT(columns, warpgroups, stages, windows, window_rows,     \
-                                        is_resident, takes_turns, shared_bytes_)               \
-  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)          \
-      codec_residual_unit_##columns##_##warpgroups##_##takes_turns(                            \
-          const __grid_constant__ ResidualUnitParams p) {                                      \
-    using T = ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident, \
-                               takes_turns>;                                                   \
-    MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)                                                        \
+#define MEGAKERNEL_DEFINE_RESIDUAL_UNIT(columns, warpgroups, stages, windows, window_rows,         \
+                                        is_resident, shared_bytes_)                                \
+  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)              \
+      codec_residual_unit_##columns##_##warpgroups(const __grid_constant__ ResidualUnitParams p) { \
+    using T = ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>;    \
+    MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)                                                            \
   }
 MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_DEFINE_RESIDUAL_UNIT)
 #undef MEGAKERNEL_DEFINE_RESIDUAL_UNIT

@@ -55,10 +55,10 @@ MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_CHECK_WARPGROUP_TILE)
 #undef MEGAKERNEL_CHECK_WARPGROUP_TILE
 
 #define MEGAKERNEL_CHECK_RESIDUAL_UNIT_TILE(columns, warpgroups, stages, windows, window_rows,     \
-                                            is_resident, takes_turns, shared_bytes)                \
+                                            is_resident, shared_bytes)                             \
   static_assert(                                                                                   \
-      sizeof(ResidualUnitSharedMemory<ResidualUnitTile<columns, warpgroups, stages, windows,       \
-                                                       window_rows, is_resident, takes_turns>>) == \
+      sizeof(ResidualUnitSharedMemory<                                                             \
+             ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>>) == \
           shared_bytes,                                                                            \
       "the shared memory of a tile of a residual unit differs from codec_unit_tiles.py");
 MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_CHECK_RESIDUAL_UNIT_TILE)

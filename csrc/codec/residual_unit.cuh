@@ -15,12 +15,9 @@ namespace megakernel::codec {
 
 // The sizes of a block: those of the first convolution, whose ring also has the weights of the
 // second one. The second product is computed kPartColumns columns at a time, which registers limit.
-// If `TakesTurns`, the consumers compute the first product one after the other.
-template <int Columns, int Warpgroups, int Stages, int Windows, int WindowRows, bool IsResident,
-          bool TakesTurns>
+template <int Columns, int Warpgroups, int Stages, int Windows, int WindowRows, bool IsResident>
 struct ResidualUnitTile
     : WarpgroupTile<Columns, Warpgroups, 1, Stages, Windows, WindowRows, IsResident> {
-  static constexpr bool kTakesTurns = TakesTurns;
   static constexpr int kPartColumns = 96;  // of the weights' packing, see weight_packing.py
   static constexpr int kParts = Columns / kPartColumns;
   static constexpr int kPartSteps = Columns / kStepChannels;
@@ -30,25 +27,21 @@ struct ResidualUnitTile
   static constexpr int kPartStages = kPartSteps / kStepsPerStage;
   static_assert(Columns % kPartColumns == 0, "the parts are equal");
   static_assert(Stages >= kPartStages, "a part's weights are released together");
-  static_assert(IsResident || !TakesTurns, "consumers release the stages of a ring together");
 };
 
 // --- shared memory ---
 
-// Also the parameters of the columns of both convolutions, permuted as their weights are; `turns`
-// completes for a consumer when it may begin the first product of its next tile.
+// Also the parameters of the columns of both convolutions, permuted as their weights are.
 template <class T>
 struct ResidualUnitSharedMemory : WarpgroupSharedMemory<T> {
   ColumnParams column_params[2][T::kColumns];
-  Mbarrier turns[T::kWarpgroups];
 };
 
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
 
 // --- warp roles ---
 
-// Those of warpgroup_rows.cuh. Consumers that do not take turns begin their tiles together: they
-// multiply at the same time, and the matrix units are idle during their epilogues.
+// Those of warpgroup_rows.cuh.
 
 // A warp copies the windows of `consumer`. It fetches the residual [rows, columns] of the tile into
 // L2, because the consumer reads it late, with few loads in flight.
@@ -102,18 +95,12 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
                               const WarpgroupSchedule<T>& schedule, int consumer)
       : Base(p.convolution, shared, schedule, consumer),
         p_(p.pointwise),
-        column_params_(shared.column_params),
-        turn_(shared.turns[consumer]),
-        next_turn_(shared.turns[(consumer + 1) % T::kWarpgroups]),
-        turn_parity_(consumer == 0) {}
+        column_params_(shared.column_params) {}
 
   // Computes the rows from `first_row` on.
   DEVICE void compute_tile(int first_row) {
-    if (T::kTakesTurns) wait_for_completion(turn_, turn_parity_);
-    turn_parity_ ^= 1;
     clear_sums(this->sums[0]);
     Base::multiply_tile(first_row);
-    if (T::kTakesTurns && lane_idx() == 0) mbarrier_arrive(next_turn_);
     activate();
 #pragma unroll 1
     for (int part = 0; part < T::kParts; ++part) compute_part(first_row, T::kPartColumns * part);
@@ -268,8 +255,6 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 
   const ProjectionParams& p_;  // of the second convolution
   const ColumnParams (&column_params_)[2][T::kColumns];
-  Mbarrier &turn_, &next_turn_;
-  uint32_t turn_parity_;  // the first consumer's first turn needs no arrival
   typename Base::Rows middle_[T::kPartSteps];
 };
 
@@ -283,10 +268,7 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
                                   ResidualUnitSharedMemory<T>& shared) {
   static_assert(sizeof(shared) <= kSharedMemoryBytes, "the tile exceeds the shared memory");
   trigger_dependent_grids();
-  if (thread_idx() == 0) {
-    for (Mbarrier& turn : shared.turns) mbarrier_init(turn, kWarpgroupThreads / 32);
-    init_mbarriers<T>(shared);
-  }
+  if (thread_idx() == 0) init_mbarriers<T>(shared);
   for (int n = thread_idx(); n < T::kColumns; n += T::kThreads) {
     shared.column_params[0][n] = p.convolution.warpgroup_column_params[n];
     shared.column_params[1][n] = p.pointwise.warpgroup_column_params[n];

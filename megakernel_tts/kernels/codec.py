@@ -62,7 +62,7 @@ def codec_program() -> Program:
     )
     unit_tiles = " ".join(
         f"X({tile.columns}, {tile.warpgroups}, {tile.stages}, {tile.windows}, {tile.window_rows}, "
-        f"{str(tile.is_resident).lower()}, {int(tile.takes_turns)}, {tile.shared_bytes})"
+        f"{str(tile.is_resident).lower()}, {tile.shared_bytes})"
         for tile in RESIDUAL_UNIT_TILES
     )
     kernels = (

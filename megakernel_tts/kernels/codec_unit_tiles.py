@@ -25,7 +25,6 @@ class ResidualUnitTile:
         windows: Windows of rows in shared memory, of a warpgroup.
         window_rows: The most rows of a window.
         is_resident: Whether all weights of the unit are in shared memory.
-        takes_turns: Whether the warpgroups compute the first product one after the other.
     """
 
     columns: int
@@ -34,7 +33,6 @@ class ResidualUnitTile:
     windows: int
     window_rows: int
     is_resident: bool
-    takes_turns: bool
 
     @property
     def convolution(self) -> WarpgroupTile:
@@ -62,17 +60,16 @@ class ResidualUnitTile:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: that of a `WarpgroupTile`, columns' parameters, mbarriers."""
+        """Dynamic shared memory: that of a `WarpgroupTile`, and the columns' parameters."""
         stage_bytes = self.columns * 2 * STEP_CHANNELS + 2 * 8  # with its mbarriers
         further = (self.stages - self.convolution.stages) * stage_bytes
         params = 2 * self.columns * _COLUMN_PARAMS_BYTES
-        mbarriers = -(-8 * self.warpgroups // 16) * 16
-        return self.convolution.shared_bytes + further + params + mbarriers
+        return self.convolution.shared_bytes + further + params
 
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
-        return f"codec_residual_unit_{self.columns}_{self.warpgroups}_{int(self.takes_turns)}"
+        return f"codec_residual_unit_{self.columns}_{self.warpgroups}"
 
     @property
     def _pointwise_stages(self) -> int:
@@ -98,11 +95,9 @@ class ResidualUnitTile:
         )
 
 
-# Of equal estimates the first one is chosen.
 RESIDUAL_UNIT_TILES = (
-    ResidualUnitTile(96, 3, 24, 3, 118, True, True),
-    ResidualUnitTile(96, 3, 24, 3, 118, True, False),
-    ResidualUnitTile(192, 2, 10, 6, 118, False, False),
+    ResidualUnitTile(96, 3, 24, 3, 118, True),
+    ResidualUnitTile(192, 2, 10, 6, 118, False),
 )
 
 
