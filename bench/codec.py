@@ -92,7 +92,7 @@ def _time_stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
         torch.cuda.synchronize()
     on_gpu = (e for e in profiled.events() or [] if e.device_type.name == "CUDA")
     spans = sorted((e.time_range.start, e.time_range.end) for e in on_gpu)
-    stages = decoder.stages
+    stages = decoder.stages(frames)
     assert len(spans) == len(stages), (
         "the profiler recorded fewer kernels than the decoder launches"
     )

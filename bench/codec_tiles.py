@@ -1,6 +1,7 @@
 """Time of every projection of the codec's decoder with every tile that it may have.
 
-`choose_tile` in megakernel_tts/kernels/codec_tiles.py estimates these times. The codec has the
+`choose_tile` in megakernel_tts/kernels/codec_tiles.py estimates these times, and `choose_unit_tile`
+in codec_unit_tiles.py those of residual units as one launch or two. The codec has the
 released size and random weights. A launch is repeated in a CUDA graph, so that its time contains
 neither the host nor the start of the graph; several launches of one shape are timed once.
 
@@ -9,7 +10,6 @@ python -m bench.codec_tiles --json bench/results/codec-tiles.json
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,21 @@ import torch
 from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
+from megakernel_tts.codec.kernel_launches import Launch, LayerLaunches
 from megakernel_tts.kernels.codec import load_codec_kernels
-from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import AnyTile, choose_tile, fitting_tiles
+from megakernel_tts.kernels.codec_unit_tiles import (
+    ResidualUnitTile,
+    choose_unit_tile,
+    fitting_unit_tiles,
+)
 from megakernel_tts.model.random_released import random_codec_weights
 
 _FRAMES = (1, 8, 64, 256)
 _LAUNCHES = 10  # of a graph
 _REPEATS = 5
+_SEPARATE = "separate"  # instead of the name of a residual unit's kernel: two launches
 
 Shape = tuple[int, ...]
 
@@ -38,6 +45,8 @@ class _Chooser:
         chosen: The tile of the last projection; None before one was launched.
         fitting: The tiles that the last projection may have.
         shape: Rows, columns, taps, channels, dilation, planes and epilogue of the last projection.
+        key: The shape, and what else changes the time: planes of the output, whether the sum is
+            stored.
     """
 
     def __init__(self) -> None:
@@ -49,23 +58,55 @@ class _Chooser:
         self.chosen: AnyTile | None = None
         self.fitting: list[AnyTile] = []
         self.shape: Shape = ()
+        self.key: Shape = ()
 
     def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
         self.chosen = self.fixed or choose_tile(params, num_sms)
         self.fitting = fitting_tiles(params)
-        self.shape = (
-            params.num_rows,
-            params.num_columns,
-            params.num_taps,
-            params.input.num_channels,
-            params.dilation,
-            params.input.num_planes,
-            params.epilogue.value,
-        )
+        self.shape = _shape(params)
+        self.key = (*self.shape, params.output.num_planes, bool(params.residual_out))
         return self.chosen
 
 
-def _time_us(launch: Callable[[int], None], num_frames: int) -> float:
+class _UnitChooser:
+    """The same for residual units.
+
+    Attributes:
+        fixed: The tile of all launches; None: the one of `choose_unit_tile`.
+        chosen: The tile that `choose_unit_tile` chose for the last unit; None: two launches.
+        fitting: The tiles that the last unit may have.
+        shape: `shape` of the unit's first projection.
+        key: `shape` and `key` of its projections.
+    """
+
+    def __init__(self) -> None:
+        self.fixed: ResidualUnitTile | None = None
+        self.chosen: ResidualUnitTile | None = None
+        self.fitting: list[ResidualUnitTile] = []
+        self.shape: Shape = ()
+        self.key: Shape = ()
+
+    def __call__(self, params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
+        self.chosen = choose_unit_tile(params, num_sms)
+        self.fitting = fitting_unit_tiles(params)
+        self.shape, second = _shape(params.convolution), params.pointwise
+        self.key = (*self.shape, second.output.num_planes, bool(second.residual_out), 1)
+        return self.fixed or self.chosen
+
+
+def _shape(params: ProjectionParams) -> Shape:
+    return (
+        params.num_rows,
+        params.num_columns,
+        params.num_taps,
+        params.input.num_channels,
+        params.dilation,
+        params.input.num_planes,
+        params.epilogue.value,
+    )
+
+
+def _time_us(launch: Launch, num_frames: int) -> float:
     """Microseconds of a launch."""
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
@@ -81,7 +122,7 @@ def _time_us(launch: Callable[[int], None], num_frames: int) -> float:
 
 
 def _time_tiles(
-    launch: Callable[[int], None],
+    launch: Launch,
     num_frames: int,
     chooser: _Chooser,
     timed: dict[Shape, dict[str, Any]],
@@ -103,18 +144,59 @@ def _time_tiles(
     launch(num_frames)
     if chooser.chosen is None:
         return {"us": _time_us(launch, num_frames)}
-    shape, chosen = chooser.shape, chooser.chosen.kernel
-    if shape not in timed:
+    shape, key, chosen = chooser.shape, chooser.key, chooser.chosen.kernel
+    if key not in timed:
         us: dict[str, float] = {}
         for tile in chooser.fitting:
             chooser.fixed = tile
             us[tile.kernel] = _time_us(launch, num_frames)
         best = min(us, key=lambda kernel: us[kernel])
-        timed[shape] = {
+        timed[key] = {
             "shape": shape, "us": us[chosen], "chosen": chosen, "best": best, "best_us": us[best],
             "us_by_tile": us,
         }  # fmt: skip
-    return timed[shape]
+    return timed[key]
+
+
+def _time_layer(
+    layer: LayerLaunches,
+    num_frames: int,
+    chooser: _Chooser,
+    unit_chooser: _UnitChooser,
+    timed: dict[Shape, dict[str, Any]],
+) -> dict[str, Any]:
+    """Times a layer.
+
+    Args:
+        layer: The layer.
+        num_frames: Frames of the call.
+        chooser: Chooses the tiles of its projections.
+        unit_chooser: Chooses the tile of a residual unit.
+        timed: Results of earlier layers, to which this one is added.
+
+    Returns:
+        The result of `_time_tiles`. Of a residual unit that may be one launch: its shape, the
+        results of its two launches, and the same figures as of a projection.
+    """
+    separate = [_time_tiles(launch, num_frames, chooser, timed) for launch in layer.separate]
+    if layer.fused is None:
+        return separate[0]
+    unit_chooser.fixed = None
+    layer.is_fused(num_frames)
+    shape, key = unit_chooser.shape, unit_chooser.key
+    chosen = _SEPARATE if unit_chooser.chosen is None else unit_chooser.chosen.kernel
+    if key not in timed:
+        us: dict[str, float] = {_SEPARATE: round(sum(row["us"] for row in separate), 2)}
+        for tile in unit_chooser.fitting:
+            unit_chooser.fixed = tile
+            us[tile.kernel] = _time_us(layer.fused, num_frames)
+        least_us = {**us, _SEPARATE: round(sum(row["best_us"] for row in separate), 2)}
+        best = min(least_us, key=lambda kernel: least_us[kernel])
+        timed[key] = {
+            "unit_shape": shape, "us": us[chosen], "chosen": chosen, "best": best,
+            "best_us": least_us[best], "us_by_tile": us, "separate": separate,
+        }  # fmt: skip
+    return timed[key]
 
 
 @torch.inference_mode()
@@ -127,8 +209,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         weights, config = random_codec_weights(Path(folder) / "config.json", seed=0)
-    chooser = _Chooser()
-    kernels = load_codec_kernels(torch.device("cuda", 0), choose=chooser)
+    chooser, unit_chooser = _Chooser(), _UnitChooser()
+    kernels = load_codec_kernels(torch.device("cuda", 0), choose=chooser, choose_unit=unit_chooser)
     decoder = DecoderKernels(weights, config, slots=1, capacity=max(_FRAMES), kernels=kernels)
     figures: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
@@ -137,8 +219,11 @@ def main() -> None:
     for num_frames in _FRAMES:
         timed: dict[Shape, dict[str, Any]] = {}
         rows = [
-            {"stage": stage, **_time_tiles(launch, num_frames, chooser, timed)}
-            for stage, launch in zip(decoder.stages, decoder.launches, strict=True)
+            {
+                "stage": layer.stage,
+                **_time_layer(layer, num_frames, chooser, unit_chooser, timed),
+            }
+            for layer in decoder.layers
         ]
         figures[f"us_of_{num_frames}_frames"] = {
             "chosen": round(sum(row["us"] for row in rows)),

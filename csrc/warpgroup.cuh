@@ -1,4 +1,5 @@
-// Matrix instructions of a warpgroup (wgmma), which sm_90a alone has.
+// Matrix instructions of a warpgroup (wgmma), which sm_90a alone has, and a prefetch for kernels
+// that use them.
 //
 // A warpgroup is four adjacent warps, the first of them a multiple of four. Together they issue one
 // instruction. It multiplies 64 rows of A by columns of B in shared memory; warp w has rows 16 w to
@@ -54,6 +55,10 @@ DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;"
 template <int kPending>
 DEVICE void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Fetches `bytes` from global memory into L2, a multiple of 16. One thread calls it.
+DEVICE void prefetch_l2_bulk(const void* at, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
 }
 // Keeps the compiler from moving accesses to sums to before this. Follows a wait.
 template <int kSize>

@@ -25,6 +25,11 @@ DEVICE RowAddress row_address(const Activations& input, const Frame* frames, int
           rows_since_start};
 }
 
+// Rounds eight adjacent channels.
+DEVICE uint4 round_eight_activations(const float (&v)[8]) {
+  return {pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
+}
+
 // Stores channels `channel` and `channel + 1` of a row of `output` [rows, planes, channels]. The
 // second plane receives the rounding errors.
 DEVICE void store_activations(const Activations& output, long long row, int channel, float low,

@@ -33,8 +33,12 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION)
 #define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                   \
   extern __shared__ __align__(16) unsigned char shared_bytes[]; \
   project_with_warpgroups<T>(p, *reinterpret_cast<WarpgroupSharedMemory<T>*>(shared_bytes));
+#define MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)                     \
+  extern __shared__ __align__(16) unsigned char shared_bytes[]; \
+  compute_residual_unit<T>(p, *reinterpret_cast<ResidualUnitSharedMemory<T>*>(shared_bytes));
 #else
 #define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)
+#define MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)
 #endif
 #define MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, windows,   \
                                                window_rows, is_resident, shared_bytes_)        \
@@ -48,6 +52,17 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION)
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION)
 #undef MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION
 #undef MEGAKERNEL_PROJECT_WITH_WARPGROUPS
+
+#define MEGAKERNEL_DEFINE_RESIDUAL_UNIT(columns, warpgroups, stages, windows, window_rows,         \
+                                        is_resident, shared_bytes_)                                \
+  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)              \
+      codec_residual_unit_##columns##_##warpgroups(const __grid_constant__ ResidualUnitParams p) { \
+    using T = ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>;    \
+    MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)                                                            \
+  }
+MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_DEFINE_RESIDUAL_UNIT)
+#undef MEGAKERNEL_DEFINE_RESIDUAL_UNIT
+#undef MEGAKERNEL_COMPUTE_RESIDUAL_UNIT
 
 #define MEGAKERNEL_DEFINE_ATTENTION(head_dim)                                 \
   extern "C" __global__ void __launch_bounds__(32 * kAttentionWarps)          \

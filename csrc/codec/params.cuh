@@ -83,6 +83,13 @@ struct ProjectionParams {
   int* non_finite;  // [frames], on the host: set to 1 where a sample is not finite
 };
 
+// A residual unit: `pointwise`, of one tap, reads the output of `convolution`, which its kernel
+// does not write. Otherwise the kernel computes what the two projections do.
+struct ResidualUnitParams {
+  ProjectionParams convolution, pointwise;
+  int is_reversed;  // the last rows first: those that the previous kernel has left in L2
+};
+
 // output[f] = sum over g of codebooks[g, codes[f, g]]; rope[f] = cos and sin of position *
 // frequency. Copies the requests from the host to `frames`. Codes are clamped to the codebook: a
 // pending frame that was not generated may hold any value.

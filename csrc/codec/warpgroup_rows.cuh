@@ -69,16 +69,19 @@ struct WarpgroupSchedule {
   using Window = RowWindow<kWarpgroupRows, T::kPlanes>;
 
   int num_steps, column_tiles, num_tiles;
+  bool is_reversed;
 
-  // Of the launch.
-  DEVICE explicit WarpgroupSchedule(const ProjectionParams& p)
+  // Of the launch. If `is_reversed`, the last rows come first; there is one tile of columns then.
+  DEVICE explicit WarpgroupSchedule(const ProjectionParams& p, bool is_reversed = false)
       : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
         column_tiles(p.num_columns / T::kColumns),
-        num_tiles((p.num_rows + T::kRows - 1) / T::kRows * column_tiles) {}
+        num_tiles((p.num_rows + T::kRows - 1) / T::kRows * column_tiles),
+        is_reversed(is_reversed) {}
 
   // The first column of a tile, and the first row of a consumer in it.
   DEVICE int first_column(int tile) const { return tile % column_tiles * T::kColumns; }
   DEVICE int first_row(int tile, int consumer) const {
+    if (is_reversed) tile = num_tiles - 1 - tile;
     return tile / column_tiles * T::kRows + consumer * kWarpgroupRows;
   }
 };
@@ -99,42 +102,79 @@ struct RingPosition {
   }
 };
 
+// Called by one thread, before a block barrier.
+template <class T>
+DEVICE void init_mbarriers(WarpgroupSharedMemory<T>& shared) {
+  for (int i = 0; i < T::kStages; ++i) {
+    mbarrier_init(shared.full_weights[i], 32);
+    mbarrier_init(shared.empty_weights[i], 4 * T::kWarpgroups);
+  }
+  for (int consumer = 0; consumer < T::kWarpgroups; ++consumer) {
+    for (int i = 0; i < T::kWindows; ++i) {
+      mbarrier_init(shared.full_windows[consumer][i], 32);
+      mbarrier_init(shared.empty_windows[consumer][i], 4);
+    }
+  }
+  mbarrier_fence_init();
+}
+
 // Waits until the completion of this parity. All lanes of a warp call it.
 DEVICE void wait_for_completion(const Mbarrier& barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) spin_pause();
   sync_warp();
 }
 
-// A warp copies the windows of `consumer` from input [rows, planes, channels] and its history: of
-// each step of channels [planes, window rows, kStepChannels].
+// A warp copies the windows of `consumer` for a tile from input [rows, planes, channels] and its
+// history: of each step of channels [planes, window rows, kStepChannels].
+template <class T>
+DEVICE void copy_tile_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
+                              int first_row, int consumer, RingPosition<T::kWindows>& at) {
+  const f16** sources = shared.sources[consumer];
+  const int num_channel_steps = p.input.num_channels / kStepChannels, piece = lane_idx() % 4;
+  const typename WarpgroupSchedule<T>::Window window(p, first_row);
+  sync_warp();  // the last copies of the previous tile have read their addresses
+  for (int i = lane_idx(); i < window.num_rows; i += 32) sources[i] = window.source(i);
+  sync_warp();
+#pragma unroll 1
+  for (int channel_step = 0; channel_step < num_channel_steps; ++channel_step) {
+    wait_for_completion(shared.empty_windows[consumer][at.entry], at.parity ^ 1);
+    uint4* to = shared.windows[consumer][at.entry] + piece;
+#pragma unroll 4
+    for (int row = lane_idx() / 4; row < window.num_rows; row += 8) {
+      const f16* from = sources[row] + channel_step * kStepChannels + 8 * piece;
+#pragma unroll
+      for (int plane = 0; plane < T::kPlanes; ++plane) {
+        copy_async_16_bytes(to + (plane * T::kWindowRows + row) * 4,
+                            from + plane * p.input.num_channels);
+      }
+    }
+    mbarrier_arrive_on_copies(shared.full_windows[consumer][at.entry]);
+    at.advance();
+  }
+}
+
+// The same for all tiles.
 template <class T>
 DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule, int consumer) {
-  const f16** sources = shared.sources[consumer];
-  const int num_channel_steps = p.input.num_channels / kStepChannels, piece = lane_idx() % 4;
   RingPosition<T::kWindows> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    const typename WarpgroupSchedule<T>::Window window(p, schedule.first_row(tile, consumer));
-    sync_warp();  // the last copies of the previous tile have read their addresses
-    for (int i = lane_idx(); i < window.num_rows; i += 32) sources[i] = window.source(i);
-    sync_warp();
+    copy_tile_windows<T>(p, shared, schedule.first_row(tile, consumer), consumer, at);
+  }
+}
+
+// A warp copies `num_stages` stages of weights, which are contiguous.
+template <class T>
+DEVICE void copy_stages(WarpgroupSharedMemory<T>& shared, const uint4* from, int num_stages,
+                        uint64_t policy, RingPosition<T::kStages>& at) {
+  constexpr int kBytes = T::kStepSize * sizeof(uint4);
 #pragma unroll 1
-    for (int channel_step = 0; channel_step < num_channel_steps; ++channel_step) {
-      wait_for_completion(shared.empty_windows[consumer][at.entry], at.parity ^ 1);
-      uint4* to = shared.windows[consumer][at.entry] + piece;
-#pragma unroll 4
-      for (int row = lane_idx() / 4; row < window.num_rows; row += 8) {
-        const f16* from = sources[row] + channel_step * kStepChannels + 8 * piece;
-#pragma unroll
-        for (int plane = 0; plane < T::kPlanes; ++plane) {
-          copy_async_16_bytes(to + (plane * T::kWindowRows + row) * 4,
-                              from + plane * p.input.num_channels);
-        }
-      }
-      mbarrier_arrive_on_copies(shared.full_windows[consumer][at.entry]);
-      at.advance();
-    }
+  for (int i = 0; i < num_stages; ++i, from += T::kStepSize) {
+    wait_for_completion(shared.empty_weights[at.entry], at.parity ^ 1);
+    mbarrier_expect_copy(shared.full_weights[at.entry], kBytes);
+    copy_async(shared.weights[at.entry], from, kBytes, shared.full_weights[at.entry], policy);
+    at.advance();
   }
 }
 
@@ -143,20 +183,13 @@ DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
 template <class T>
 DEVICE void copy_step_weights(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule) {
-  constexpr int kBytes = T::kStepSize * sizeof(uint4);
   const uint64_t policy = l2_evict_last_policy();
   RingPosition<T::kStages> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
     const uint4* from = p.warpgroup_weights + static_cast<long long>(tile % schedule.column_tiles) *
                                                   schedule.num_steps * T::kStepSize;
-#pragma unroll 1
-    for (int step = 0; step < schedule.num_steps; ++step, from += T::kStepSize) {
-      wait_for_completion(shared.empty_weights[at.entry], at.parity ^ 1);
-      mbarrier_expect_copy(shared.full_weights[at.entry], kBytes);
-      copy_async(shared.weights[at.entry], from, kBytes, shared.full_weights[at.entry], policy);
-      at.advance();
-    }
+    copy_stages<T>(shared, from, schedule.num_steps, policy, at);
     if (T::kIsResident) break;
   }
 }
@@ -177,7 +210,7 @@ class WarpgroupConsumer {
   // Consumer `consumer` of the block, before its first tile.
   DEVICE WarpgroupConsumer(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                            const WarpgroupSchedule<T>& schedule, int consumer)
-      : p_(p), shared_(shared), schedule_(schedule), consumer_(consumer) {}
+      : shared_(shared), p_(p), schedule_(schedule), consumer_(consumer) {}
 
   // Computes the totals of the rows from `first_row` on.
   DEVICE void multiply_tile(int first_row) {
@@ -205,6 +238,16 @@ class WarpgroupConsumer {
     }
     is_first_tile_ = false;
   }
+
+ protected:
+  // Releases the stage before the last `pending` ones.
+  DEVICE void release_weights(int pending) {
+    if (T::kIsResident || lane_idx() > 0) return;
+    mbarrier_arrive(shared_.empty_weights[stage_.entry_before(pending + 1)]);
+  }
+
+  WarpgroupSharedMemory<T>& shared_;
+  RingPosition<T::kStages> stage_;
 
  private:
   // The sums of steps `begin` to `end` of K. The rows of a step are loaded while the instructions
@@ -273,18 +316,10 @@ class WarpgroupConsumer {
     stage_.advance();
   }
 
-  // Releases the stage of the step before the last `pending` ones.
-  DEVICE void release_weights(int pending) {
-    if (T::kIsResident || lane_idx() > 0) return;
-    mbarrier_arrive(shared_.empty_weights[stage_.entry_before(pending + 1)]);
-  }
-
   const ProjectionParams& p_;
-  WarpgroupSharedMemory<T>& shared_;
   const WarpgroupSchedule<T>& schedule_;
   const int consumer_;
   RingPosition<T::kWindows> window_;
-  RingPosition<T::kStages> stage_;
   int tap_ = 0;
   int low_, high_;  // of the lane's rows in a window at the oldest tap, in 16 bytes
   bool is_first_tile_ = true;
@@ -345,19 +380,7 @@ template <class T>
 DEVICE void project_with_warpgroups(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared) {
   static_assert(sizeof(shared) <= kSharedMemoryBytes, "the tile exceeds the shared memory");
   trigger_dependent_grids();
-  if (thread_idx() == 0) {
-    for (int i = 0; i < T::kStages; ++i) {
-      mbarrier_init(shared.full_weights[i], 32);
-      mbarrier_init(shared.empty_weights[i], 4 * T::kWarpgroups);
-    }
-    for (int consumer = 0; consumer < T::kWarpgroups; ++consumer) {
-      for (int i = 0; i < T::kWindows; ++i) {
-        mbarrier_init(shared.full_windows[consumer][i], 32);
-        mbarrier_init(shared.empty_windows[consumer][i], 4);
-      }
-    }
-    mbarrier_fence_init();
-  }
+  if (thread_idx() == 0) init_mbarriers<T>(shared);
   sync_all_threads();
   const WarpgroupSchedule<T> schedule(p);
   const int warpgroup = uniform_warp_idx() / 4, warp = uniform_warp_idx() % 4;

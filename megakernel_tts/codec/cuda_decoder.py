@@ -106,10 +106,9 @@ class CudaDecoder:
         self._graphs: dict[int, Graphs] = {}
         self._cuda_stream = _CodecCudaStream(self._device) if self._device.type == "cuda" else None
 
-    @property
-    def stages(self) -> list[str]:
-        """The part of the network that each kernel of a call belongs to."""
-        return self._kernels.stages
+    def stages(self, num_frames: int) -> list[str]:
+        """The part of the network that each kernel of a call of `num_frames` belongs to."""
+        return self._kernels.stages(num_frames)
 
     @property
     def state_bytes(self) -> int:

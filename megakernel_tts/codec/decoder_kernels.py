@@ -191,19 +191,20 @@ class DecoderKernels(KernelLayers):
         transposed = packing.transposed(block.transposed, snakes[0])
         self.project(x, transposed, inputs[0], residual_out=residual, epilogue=Epilogue.SNAKE)
         outputs = [*inputs[1:], output]
-        for unit, unit_input, unit_output, snake in zip(
-            units, inputs, outputs, snakes[1:], strict=True
+        for i, (unit, unit_input, unit_output, snake) in enumerate(
+            zip(units, inputs, outputs, snakes[1:], strict=True)
         ):
             conv1 = packing.convolution(unit.conv1, fold_snake(unit.snake2))
-            self.project(unit_input, conv1, middle, epilogue=Epilogue.SNAKE)
             conv2 = packing.convolution(unit.conv2, snake)
-            self.project(
+            self.residual_unit(
+                unit_input,
+                conv1,
                 middle,
                 conv2,
                 unit_output,
                 residual=residual,
-                residual_out=residual,
-                epilogue=Epilogue.SNAKE,
+                residual_out=None if unit is units[-1] else residual,  # nothing reads the last sum
+                is_reversed=i % 2 == 0,  # the kernels before and behind alternate
             )
         return output
 

@@ -3,7 +3,6 @@
 csrc/codec/params.cuh describes the kernels' parameters and equations.
 """
 
-from collections.abc import Callable
 from ctypes import sizeof
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,12 @@ from torch import Tensor
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import codebook_tables
+from megakernel_tts.codec.kernel_launches import (
+    Launch,
+    LayerLaunches,
+    ProjectionLaunch,
+    ResidualUnitLaunch,
+)
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
@@ -80,7 +85,7 @@ class KernelLayers:
         kv_cache: float32 [slots, layers, 2, ring, heads * head_dim]: keys and values.
         ring_size: Frames of the KV cache.
         stage: The part of the network that the next layers belong to.
-        stages: The part of the network that each kernel of `decode` belongs to.
+        layers: The layers in the order of their launches.
         with_history: Activations with a history, in the order of the layers.
     """
 
@@ -106,9 +111,8 @@ class KernelLayers:
         self._kernels, self._capacity = kernels, capacity
         self._device, self._stack, self._slots = device, stack, slots
         self.stage = ""
-        self.stages: list[str] = []
         self.with_history: list[ActivationBuffer] = []
-        self.launches: list[Callable[[int], None]] = []
+        self.layers: list[LayerLaunches] = []
         self._structs_with_history: list[tuple[Activations, ActivationBuffer]] = []
         self._tensors: list[Tensor] = []  # whose addresses the parameters hold
         self._history_size = 0  # elements of a slot
@@ -142,8 +146,13 @@ class KernelLayers:
 
     def decode(self, num_frames: int) -> None:
         """Decodes the first `num_frames` requests into `pcm`, on the current stream."""
-        for launch in self.launches:
-            launch(num_frames)
+        for layer in self.layers:
+            for launch in layer.launches(num_frames):
+                launch(num_frames)
+
+    def stages(self, num_frames: int) -> list[str]:
+        """The part of the network that each kernel of `decode` belongs to."""
+        return [layer.stage for layer in self.layers for _ in layer.launches(num_frames)]
 
     def update_state(self, num_frames: int) -> None:
         """After `decode`: moves the last kept rows of every layer into the histories."""
@@ -177,9 +186,8 @@ class KernelLayers:
             self._history_size += history_rows * planes * channels
         return activations
 
-    def _append(self, launch: Callable[[int], None]) -> None:
-        self.launches.append(launch)
-        self.stages.append(self.stage)
+    def _append(self, launch: Launch) -> None:
+        self.layers.append(LayerLaunches(self.stage, (launch,)))
 
     def _address(self, tensor: Tensor | None) -> int | None:
         """The address of a tensor, which is kept alive."""
@@ -295,6 +303,73 @@ class KernelLayers:
             epilogue: The function applied to the sums.
             layer: Transformer layer whose KV cache is written (`ROPE_QKV`).
         """
+        self._append(
+            self._launch(
+                self._projection(
+                    x,
+                    packed,
+                    output,
+                    residual=residual,
+                    residual_out=residual_out,
+                    norm=norm,
+                    epilogue=epilogue,
+                    layer=layer,
+                )
+            )
+        )
+
+    def residual_unit(
+        self,
+        x: ActivationBuffer,
+        convolution: packing.Packed,
+        middle: ActivationBuffer,
+        pointwise: packing.Packed,
+        output: ActivationBuffer,
+        *,
+        residual: Tensor,
+        residual_out: Tensor | None,
+        is_reversed: bool,
+    ) -> None:
+        """Appends a convolution and the one of one tap behind it, each followed by a snake.
+
+        They are one launch where that takes less time; it does not write `middle`.
+
+        Args:
+            x: The input.
+            convolution: The weights of the first convolution.
+            middle: Receives its output.
+            pointwise: The weights of the second one.
+            output: Receives its output.
+            residual: float32 [rows, columns], added before the last snake.
+            residual_out: float32 [rows, columns], the sum before the last snake; may be `residual`.
+            is_reversed: Whether one launch computes the last rows first.
+        """
+        first = self._projection(x, convolution, middle, epilogue=Epilogue.SNAKE)
+        second = self._projection(
+            middle,
+            pointwise,
+            output,
+            residual=residual,
+            residual_out=residual_out,
+            epilogue=Epilogue.SNAKE,
+        )
+        unit = ResidualUnitLaunch(first, second, is_reversed, self._kernels)
+        separate = (self._launch(first), self._launch(second))
+        self.layers.append(LayerLaunches(self.stage, separate, unit.launch, unit.is_one_launch))
+
+    def _projection(
+        self,
+        x: ActivationBuffer,
+        packed: packing.Packed,
+        output: ActivationBuffer | None = None,
+        *,
+        residual: Tensor | None = None,
+        residual_out: Tensor | None = None,
+        norm: bool = False,
+        epilogue: Epilogue = Epilogue.LINEAR,
+        layer: int = 0,
+    ) -> ProjectionLaunch:
+        """Builds a convolution or linear layer; the arguments are those of `project`."""
         assert packed.channels == x.channels
         assert packed.taps == 1 or x.history_rows, "a convolution needs the rows before the call"
         params = ProjectionParams(
@@ -329,13 +404,17 @@ class KernelLayers:
             writes.append(output.data)
         if residual_out is not None:
             writes.append(residual_out)
-        overlap_previous = len(self.launches) > 1  # the first kernel writes the frames
+        return ProjectionLaunch(params, x.rows_per_frame, writes)
+
+    def _launch(self, projection: ProjectionLaunch) -> Launch:
+        """The launch of a projection that is appended next."""
+        overlap_previous = len(self.layers) > 1  # the first kernel writes the frames
 
         def launch(num_frames: int) -> None:
-            params.num_rows = num_frames * x.rows_per_frame
-            self._kernels.project(params, writes, overlap_previous=overlap_previous)
+            params = projection.params_of(num_frames)
+            self._kernels.project(params, projection.writes, overlap_previous=overlap_previous)
 
-        self._append(launch)
+        return launch
 
     def _pack_for_warpgroups(self, params: ProjectionParams, packed: packing.Packed) -> None:
         """Adds the weights for the tiles of sm_90a to a projection, if there are such tiles."""

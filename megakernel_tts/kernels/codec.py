@@ -15,6 +15,7 @@ from megakernel_tts.kernels.codec_structs import (
     DepthwiseParams,
     EmbedParams,
     ProjectionParams,
+    ResidualUnitParams,
     StateUpdateParams,
 )
 from megakernel_tts.kernels.codec_tiles import (
@@ -24,6 +25,12 @@ from megakernel_tts.kernels.codec_tiles import (
     ChooseTile,
     WarpgroupTile,
     choose_tile,
+)
+from megakernel_tts.kernels.codec_unit_tiles import (
+    RESIDUAL_UNIT_TILES,
+    ChooseUnitTile,
+    ResidualUnitTile,
+    choose_unit_tile,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +60,14 @@ def codec_program() -> Program:
         f"{tile.window_rows}, {str(tile.is_resident).lower()}, {tile.shared_bytes})"
         for tile in WARPGROUP_TILES
     )
+    unit_tiles = " ".join(
+        f"X({tile.columns}, {tile.warpgroups}, {tile.stages}, {tile.windows}, {tile.window_rows}, "
+        f"{str(tile.is_resident).lower()}, {tile.shared_bytes})"
+        for tile in RESIDUAL_UNIT_TILES
+    )
     kernels = (
         *(tile.kernel for tile in (*TILES, *MANY_ROW_TILES, *WARPGROUP_TILES)),
+        *(tile.kernel for tile in RESIDUAL_UNIT_TILES),
         *(f"codec_attention_{head_dim}" for head_dim in HEAD_DIMS),
         "codec_embed",
         "codec_depthwise",
@@ -65,6 +78,7 @@ def codec_program() -> Program:
         ("MEGAKERNEL_CODEC_TILES(X)", tiles),
         ("MEGAKERNEL_CODEC_MANY_ROW_TILES(X)", many_row_tiles),
         ("MEGAKERNEL_CODEC_WARPGROUP_TILES(X)", warpgroup_tiles),
+        ("MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(X)", unit_tiles),
         ("MEGAKERNEL_CODEC_HEAD_DIMS(X)", head_dims),
     )
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
@@ -74,6 +88,7 @@ def load_codec_kernels(
     device: "torch.device",
     path: LaunchPath | None = None,
     choose: ChooseTile = choose_tile,
+    choose_unit: ChooseUnitTile = choose_unit_tile,
 ) -> "CodecKernels":
     """Compiles the codec's kernels unless they are cached, and loads them.
 
@@ -81,6 +96,7 @@ def load_codec_kernels(
         device: The GPU.
         path: How to compile and launch; by default what `support` finds. For tests.
         choose: As in `CodecKernels`.
+        choose_unit: As in `CodecKernels`.
 
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
@@ -94,6 +110,7 @@ def load_codec_kernels(
         overlap=properties.major >= _OVERLAP_CAPABILITY,
         has_warpgroups=properties.major == _WARPGROUP_CAPABILITY,
         choose=choose,
+        choose_unit=choose_unit,
     )
 
 
@@ -114,6 +131,7 @@ class CodecKernels:
         overlap: bool,
         has_warpgroups: bool,
         choose: ChooseTile = choose_tile,
+        choose_unit: ChooseUnitTile = choose_unit_tile,
     ) -> None:
         """Stores the module.
 
@@ -124,9 +142,10 @@ class CodecKernels:
             has_warpgroups: Whether the GPU has the instructions of `WARPGROUP_TILES`.
             choose: The tile of a launch on that many multiprocessors. No tile changes a bit of the
                 samples; tests and benchmarks compare them.
+            choose_unit: The same for a residual unit as one launch; None for two launches.
         """
         self._module, self._num_sms, self._overlap = module, num_sms, overlap
-        self._choose = choose
+        self._choose, self._choose_unit = choose, choose_unit
         self.has_warpgroups = has_warpgroups
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
@@ -154,6 +173,22 @@ class CodecKernels:
             tile.threads,
             tile.shared_bytes,
             overlap_previous=overlap_previous and self._overlap,
+        )
+        self._module.launch(tile.kernel, params, config, writes=writes)
+
+    def unit_tile(self, params: ResidualUnitParams) -> ResidualUnitTile | None:
+        """The tile of a residual unit as one launch; None if it should be two launches."""
+        return self._choose_unit(params, self._num_sms)
+
+    def residual_unit(
+        self, params: ResidualUnitParams, tile: ResidualUnitTile, writes: "Sequence[Tensor]"
+    ) -> None:
+        """Launches a residual unit; its tile must fit it."""
+        config = LaunchConfig(
+            min(tile.num_blocks(params.convolution.num_rows), self._num_sms),
+            tile.threads,
+            tile.shared_bytes,
+            overlap_previous=self._overlap,
         )
         self._module.launch(tile.kernel, params, config, writes=writes)
 

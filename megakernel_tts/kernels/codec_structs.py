@@ -101,6 +101,18 @@ class ProjectionParams(DeviceStruct):
     )
 
 
+class ResidualUnitParams(DeviceStruct):
+    """The argument of the kernels of residual units."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::ResidualUnitParams"
+    _fields_ = (
+        ("convolution", ProjectionParams),
+        ("pointwise", ProjectionParams),
+        ("is_reversed", c_int),
+    )
+
+
 class EmbedParams(DeviceStruct):
     """The argument of the embedding kernel."""
 
@@ -180,6 +192,7 @@ CODEC_DECLARATIONS: tuple[Declaration, ...] = (
     Frame,
     Activations,
     ProjectionParams,
+    ResidualUnitParams,
     EmbedParams,
     AttentionParams,
     DepthwiseParams,

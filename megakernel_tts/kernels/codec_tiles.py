@@ -351,6 +351,14 @@ def fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
     return [*few, *many]
 
 
+def _estimate_any_us(tile: AnyTile, params: ProjectionParams, num_sms: int) -> float:
+    if isinstance(tile, Tile):
+        return _estimate_us(tile, params, num_sms)
+    if isinstance(tile, WarpgroupTile):
+        return _estimate_warpgroups_us(tile, params, num_sms)
+    return _estimate_many_rows_us(tile, params, num_sms)
+
+
 def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
     """The tile with the least estimated time.
 
@@ -358,15 +366,12 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
         params: The launch.
         num_sms: Multiprocessors of the GPU.
     """
+    return min(fitting_tiles(params), key=lambda tile: _estimate_any_us(tile, params, num_sms))
 
-    def estimate_us(tile: AnyTile) -> float:
-        if isinstance(tile, Tile):
-            return _estimate_us(tile, params, num_sms)
-        if isinstance(tile, WarpgroupTile):
-            return _estimate_warpgroups_us(tile, params, num_sms)
-        return _estimate_many_rows_us(tile, params, num_sms)
 
-    return min(fitting_tiles(params), key=estimate_us)
+def least_time_us(params: ProjectionParams, num_sms: int) -> float:
+    """The estimated time of the tile that `choose_tile` returns."""
+    return _estimate_any_us(choose_tile(params, num_sms), params, num_sms)
 
 
 ChooseTile = Callable[[ProjectionParams, int], AnyTile]

@@ -12,8 +12,9 @@ from torch import Tensor
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
-from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import AnyTile, Tile, fitting_tiles
+from megakernel_tts.kernels.codec_unit_tiles import ResidualUnitTile, fitting_unit_tiles
 from megakernel_tts.model.config import CodecConfig
 
 CODES = 64
@@ -68,6 +69,28 @@ class RandomTiles:
         tile = self._rng.choice(new or fitting)
         self.used.add(tile)
         return tile
+
+
+class RandomUnitTiles:
+    """Chooses one or two launches for a residual unit, first the tiles that were not chosen yet.
+
+    Attributes:
+        used: The tiles that were chosen; None: two launches.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._chosen: dict[bytes, ResidualUnitTile | None] = {}
+        self.used: set[ResidualUnitTile | None] = set()
+
+    def __call__(self, params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
+        unit = bytes(params)  # of one launch: the choice is asked for more than once
+        if unit not in self._chosen:
+            fitting = fitting_unit_tiles(params)
+            new = [tile for tile in fitting if tile not in self.used]
+            self._chosen[unit] = self._rng.choice(new or [*fitting, None])
+        self.used.add(self._chosen[unit])
+        return self._chosen[unit]
 
 
 def joined(samples: list[NDArray[np.int16]]) -> NDArray[np.int16]:

@@ -18,10 +18,16 @@ from megakernel_common.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
+from megakernel_tts.kernels.codec_structs import ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     WARPGROUP_TILES,
     choose_tile,
+)
+from megakernel_tts.kernels.codec_unit_tiles import (
+    RESIDUAL_UNIT_TILES,
+    ResidualUnitTile,
+    choose_unit_tile,
 )
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -30,6 +36,7 @@ from tests.codec.decoding import (
     CODES,
     Codec,
     RandomTiles,
+    RandomUnitTiles,
     decode_chunks,
     decode_one,
     decode_with_torch,
@@ -63,8 +70,8 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
 def make() -> Make:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    return lambda codec, num_sms=4, choose=choose_tile: CudaDecoder(
-        *codec, slots=3, kernels=emulated_codec_kernels(num_sms, choose)
+    return lambda codec, num_sms=4, choose=choose_tile, choose_unit=choose_unit_tile: CudaDecoder(
+        *codec, slots=3, kernels=emulated_codec_kernels(num_sms, choose, choose_unit)
     )
 
 
@@ -202,8 +209,9 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     file.write_text(json.dumps(content))
     config = read_codec_config(file)
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
-    plain, tiles = make(codec), RandomTiles(0)
-    other = make(codec, choose=tiles)
+    plain = make(codec, choose_unit=lambda *_: None)
+    tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
+    other = make(codec, choose=tiles, choose_unit=unit_tiles)
     codes = [some_codes(2, seed) for seed in range(2)]
     made: list[list[NDArray[np.int16]]] = [[], []]
     for slot in range(2):
@@ -219,6 +227,42 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
         expected = decode_chunks(plain, slot, codes[slot], [1, 1])
         np.testing.assert_array_equal(joined(made[slot]), expected)
     assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
+    assert unit_tiles.used >= {*RESIDUAL_UNIT_TILES}
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 3], [5], [2, 3]])
+def test_residual_units_as_one_launch_do_not_change_samples(
+    tmp_path: Path, make: Make, sizes: list[int]
+) -> None:
+    """Nor the histories, which are the float16 inputs of all convolutions."""
+    content = small_codec_config(CODES)
+    content |= {"decode_upsample_rate": 512, "encode_downsample_rate": 512}
+    content["decoder_config"] |= {"decoder_dim": 384, "upsample_rates": [16, 2, 2, 2]}
+    content["encoder_config"]["upsampling_ratios"] = [8, 4, 4, 2]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(content))
+    config = read_codec_config(file)
+    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    separate, codes = make(codec, choose_unit=lambda *_: None), some_codes(5, 3)
+    expected = decode_chunks(separate, 0, codes, sizes)
+    for tile in RESIDUAL_UNIT_TILES:
+        dilations: set[int] = set()
+
+        def fuse(
+            params: ResidualUnitParams,
+            num_sms: int,
+            tile: ResidualUnitTile = tile,
+            dilations: set[int] = dilations,
+        ) -> ResidualUnitTile | None:
+            if not tile.fits(params):
+                return None
+            dilations.add(params.convolution.dilation)
+            return tile
+
+        fused = make(codec, choose_unit=fuse)
+        np.testing.assert_array_equal(decode_chunks(fused, 1, codes, sizes), expected)
+        assert torch.equal(fused.save_slot(1).history, separate.save_slot(0).history)
+        assert dilations == {1, 3, 9}
 
 
 def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:

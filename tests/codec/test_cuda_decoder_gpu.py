@@ -13,10 +13,12 @@ from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.kernels.codec import load_codec_kernels
 from megakernel_tts.kernels.codec_tiles import WARPGROUP_TILES
+from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
 from megakernel_tts.model.random_released import random_codec_weights
 from tests.codec.decoding import (
     Codec,
     RandomTiles,
+    RandomUnitTiles,
     decode_chunks,
     decode_one,
     decode_with_torch,
@@ -60,8 +62,8 @@ def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDe
     codec, decoder = large
     codes = [some_codes(16, seed, 2048) for seed in range(8)]
     solo = [decode_chunks(decoder, 0, c, [16]) for c in codes]
-    tiles = RandomTiles(0)
-    kernels = load_codec_kernels(torch.device("cuda", 0), choose=tiles)
+    tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
+    kernels = load_codec_kernels(torch.device("cuda", 0), choose=tiles, choose_unit=unit_tiles)
     other = CudaDecoder(*codec, slots=8, kernels=kernels)
     for slot in range(8):
         other.load_slot(slot)
@@ -73,7 +75,9 @@ def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDe
             made[slot].append(samples)
     for slot in range(8):
         np.testing.assert_array_equal(joined(made[slot]), solo[slot])
-    assert not kernels.has_warpgroups or tiles.used >= set(WARPGROUP_TILES)
+    if kernels.has_warpgroups:
+        assert tiles.used >= set(WARPGROUP_TILES)
+        assert unit_tiles.used >= {*RESIDUAL_UNIT_TILES, None}
 
 
 def test_batching_does_not_change_samples_of_the_released_size(

@@ -10,6 +10,7 @@ from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.codec import CodecKernels, codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.codec_tiles import ChooseTile, choose_tile
+from megakernel_tts.kernels.codec_unit_tiles import ChooseUnitTile, choose_unit_tile
 from tests.emulator.build import load_library
 
 
@@ -38,8 +39,17 @@ class EmulatedCodecModule:
         getattr(self._library, kernel)(ctypes.byref(params), config.num_blocks)
 
 
-def emulated_codec_kernels(num_sms: int = 4, choose: ChooseTile = choose_tile) -> CodecKernels:
+def emulated_codec_kernels(
+    num_sms: int = 4,
+    choose: ChooseTile = choose_tile,
+    choose_unit: ChooseUnitTile = choose_unit_tile,
+) -> CodecKernels:
     """The codec's emulated kernels, with the tiles for a GPU of `num_sms` multiprocessors."""
     return CodecKernels(
-        EmulatedCodecModule(), num_sms, overlap=True, has_warpgroups=True, choose=choose
+        EmulatedCodecModule(),
+        num_sms,
+        overlap=True,
+        has_warpgroups=True,
+        choose=choose,
+        choose_unit=choose_unit,
     )

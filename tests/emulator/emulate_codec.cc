@@ -41,6 +41,16 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_EMULATE_MANY_ROW_PROJECTION)
   }
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_EMULATE_WARPGROUP_PROJECTION)
 
+#define MEGAKERNEL_EMULATE_RESIDUAL_UNIT(columns, warpgroups, stages, windows, window_rows,     \
+                                         is_resident, shared_bytes)                             \
+  extern "C" void codec_residual_unit_##columns##_##warpgroups(const ResidualUnitParams* p,     \
+                                                               int num_blocks) {                \
+    using T = ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>; \
+    static ResidualUnitSharedMemory<T> shared;                                                  \
+    run(num_blocks, T::kThreads, [&] { compute_residual_unit<T>(*p, shared); });                \
+  }
+MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_EMULATE_RESIDUAL_UNIT)
+
 #define MEGAKERNEL_EMULATE_ATTENTION(head_dim)                                           \
   extern "C" void codec_attention_##head_dim(const AttentionParams* p, int num_blocks) { \
     static AttentionSharedMemory<head_dim> shared;                                       \
