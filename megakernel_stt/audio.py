@@ -14,7 +14,6 @@ from megakernel_stt.model.config import SAMPLE_RATE
 
 Wav = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.generic], int]
 Pcm = bytes | bytearray | memoryview | NDArray[np.generic]
-Samples = NDArray[np.int16 | np.float32]  # [samples] of full scale 32,768 or 1
 
 _MIN_RATE, _MAX_RATE = 4_000, 384_000  # Hz
 _BLOCK_S = 10.0  # of a recording, read at a time
@@ -23,8 +22,8 @@ _FULL_SCALE = np.float32(1 / 32768)  # of a 16-bit sample
 _MEMORY_S = 0.5  # of input; far longer than the resampler's filter
 
 
-def copy_pcm(pcm: Pcm, sample_rate: int) -> Samples:
-    """Checks and copies a packet.
+def check_pcm(pcm: Pcm, sample_rate: int) -> NDArray[np.float32]:
+    """Converts a packet to float32; the result does not share the packet's memory.
 
     Args:
         pcm: 16-bit samples as bytes (little-endian) or integers [samples], or floats [samples] of
@@ -32,7 +31,7 @@ def copy_pcm(pcm: Pcm, sample_rate: int) -> Samples:
         sample_rate: In Hz.
 
     Returns:
-        [samples], 16-bit integers or floats as given. `full_scale` converts them.
+        [samples].
 
     Raises:
         AudioError: It has another type or shape, or the rate is out of range.
@@ -46,20 +45,13 @@ def copy_pcm(pcm: Pcm, sample_rate: int) -> Samples:
         found = f"shape {pcm.shape}" if isinstance(pcm, np.ndarray) else type(pcm).__name__
         raise AudioError(f"pcm has {found}; give bytes or an array [samples] of one channel.")
     if pcm.dtype == np.int16:
-        return pcm.astype(np.int16)
+        return np.multiply(pcm, _FULL_SCALE, dtype=np.float32)
     if not np.issubdtype(pcm.dtype, np.floating):
         raise AudioError(f"pcm has samples of {pcm.dtype}; give int16, or floats of full scale 1.")
     samples = pcm.astype(np.float32)
     if not np.isfinite(samples).all():
         raise AudioError("pcm has samples that are NaN or infinite.")
     return samples
-
-
-def full_scale(samples: Samples) -> NDArray[np.float32]:
-    """Samples [samples] as floats of full scale 1."""
-    if samples.dtype == np.float32:
-        return samples  # type: ignore[return-value]
-    return np.multiply(samples, _FULL_SCALE, dtype=np.float32)
 
 
 def _check_rate(sample_rate: int) -> None:
@@ -105,7 +97,7 @@ def read_blocks(wav: Wav) -> Iterator[tuple[NDArray[np.float32], int]]:
             block_size = min(int(_BLOCK_S * file.samplerate), _MAX_BLOCK_SAMPLES // file.channels)
             while len(block := file.read(block_size, dtype="float32", always_2d=True)):
                 mono = block.mean(axis=1)
-                yield full_scale(copy_pcm(mono, file.samplerate)), file.samplerate
+                yield check_pcm(mono, file.samplerate), file.samplerate
     except AudioError as error:
         raise AudioError(f"{name[:200]}: {error}") from None
     except (soundfile.SoundFileError, AttributeError, OSError, TypeError, ValueError) as error:
@@ -120,7 +112,7 @@ def _mono(samples: object, rate: object) -> tuple[NDArray[np.float32], int]:
         )
     rate = int(rate) if isinstance(rate, np.integer) else rate
     columns = samples[:, None] if samples.ndim == 1 else samples
-    channels = [full_scale(copy_pcm(column, rate)) for column in columns.T]  # type: ignore[arg-type]
+    channels = [check_pcm(column, rate) for column in columns.T]  # type: ignore[arg-type]
     return np.mean(channels, axis=0, dtype=np.float32), rate  # type: ignore[return-value]
 
 

@@ -7,10 +7,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megakernel_common.errors import MegakernelTTSError
 from megakernel_common.events import BaseEventQueue, ReaderWakeups
 from megakernel_common.process import OwnerProcess
-from megakernel_stt.audio import Pcm, Samples, copy_pcm
+from megakernel_stt.audio import Pcm, check_pcm
 from megakernel_stt.errors import AudioError
 from megakernel_stt.transcript import Transcript
 
@@ -50,11 +53,11 @@ class Packet(NamedTuple):
     """Audio of one call of `push`.
 
     Attributes:
-        samples: [samples] 16-bit integers, or float32 of full scale 1.
+        samples: [samples] float32.
         sample_rate: In Hz.
     """
 
-    samples: Samples
+    samples: NDArray[np.float32]
     sample_rate: int
 
 
@@ -251,7 +254,7 @@ class Session:
             ForkedProcessError: This process was forked after the session was opened.
         """
         self._process.check()
-        self._inbox.put(Packet(copy_pcm(pcm, sample_rate), sample_rate))
+        self._inbox.put(Packet(check_pcm(pcm, sample_rate), sample_rate))
 
     def finalize(self) -> None:
         """Requests a `Final` of the audio so far, at once and independent of the lookahead.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from megakernel_stt.engine.recogniser import Chunks
+from megakernel_stt.engine.samples import copy_to, count
 from megakernel_stt.engine.slots import SlotPool
 from megakernel_stt.kernels.transducer import KernelTransducer
 
@@ -137,10 +138,10 @@ class ChunkStep:
         Returns:
             See `KernelTransducer.launch`; on the host, valid until the next call.
         """
-        count = len(sources)
-        chunks.copy_samples(self._samples[:count])
-        num_samples = [len(samples) for samples in chunks.samples]
+        num_streams = len(sources)
+        copy_to(self._samples, chunks.samples)
+        num_samples = [count(pieces) for pieces in chunks.samples]
         rows = num_samples, chunks.lengths, chunks.prompts, chunks.counts, sources, targets
         self._set_numbers(rows)
         self.replay()
-        return self._results[:count]
+        return self._results[:num_streams]

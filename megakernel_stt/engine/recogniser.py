@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.layers import exact_convolutions
+from megakernel_stt.engine.samples import Pieces, SampleQueue, copy_to, count
 from megakernel_stt.errors import AudioError
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import FRAME_S, HOP_SIZE, MELS_PER_FRAME, SAMPLE_RATE
@@ -49,6 +50,7 @@ class Recognition(Generic[State]):
 
     Attributes:
         prompt: Index of the language.
+        samples: Those that the mel frames of later chunks depend on.
         num_samples: Samples so far.
         num_frames: Frames that are decoded.
         ended: Whether no samples follow.
@@ -66,7 +68,7 @@ class Recognition(Generic[State]):
             prompt: Index of the language.
         """
         self.prompt = prompt
-        self._samples = [np.zeros(num_before, np.float32)]
+        self.samples = SampleQueue(num_before)
         self.num_samples = 0
         self.num_frames = 0
         self.ended = False
@@ -79,22 +81,15 @@ class Recognition(Generic[State]):
         """Mel frames so far: all if the stream has ended, else those that stay as they are."""
         return mels_of(self.num_samples) if self.ended else complete_mels_of(self.num_samples)
 
-    @property
-    def samples(self) -> NDArray[np.float32]:
-        """[samples] that the mel frames of later chunks depend on."""
-        if len(self._samples) > 1:
-            self._samples = [np.concatenate(self._samples)]
-        return self._samples[0]
-
     def add(self, samples: NDArray[np.float32]) -> None:
         """Adds samples [samples] at 16 kHz, which nothing may change."""
-        self._samples.append(samples)
+        self.samples.add(samples)
         self.num_samples += len(samples)
 
     def fork_ended(self, samples: NDArray[np.float32]) -> "Recognition[State]":
         """A fork that ends after some more samples [samples]."""
         fork = copy.copy(self)
-        fork._samples = [*self._samples]
+        fork.samples = self.samples.fork()
         fork.add(samples)
         fork.ended = True
         return fork
@@ -110,7 +105,7 @@ class Recognition(Generic[State]):
             state: State after it.
             found: Its tokens.
         """
-        self._samples = [self.samples[num_samples:]]
+        self.samples.drop(num_samples)
         self.num_frames += num_frames
         self.state = state
         if found:
@@ -156,24 +151,18 @@ class Chunks:
     """The next chunk of several streams, on the host.
 
     Attributes:
-        samples: Of every stream, [samples] float32; fewer than `samples_of` its mel frames where
-            the stream ends.
+        samples: Of every stream; fewer than `samples_of` its mel frames where the stream ends.
         lengths: Mel frames in all of a stream that ends in the chunk, otherwise `ENDLESS`.
         counts: Frames of every stream.
         firsts: Index of every stream's first frame.
         prompts: Index of every stream's language.
     """
 
-    samples: list[NDArray[np.float32]]
+    samples: list[Pieces]
     lengths: list[int]
     counts: list[int]
     firsts: list[int]
     prompts: list[int]
-
-    def copy_samples(self, rows: NDArray[np.float32]) -> None:
-        """Copies the samples to rows [streams, samples]; those behind a stream's end stay."""
-        for row, samples in zip(rows, self.samples, strict=True):
-            row[: len(samples)] = samples
 
 
 class ChunkRecogniser(ABC, Generic[State]):
@@ -245,7 +234,7 @@ class ChunkRecogniser(ABC, Generic[State]):
         """Computes the next chunk of each stream, all of which are ready."""
         size, chunk_size = samples_of(self.encoder.num_mels), self.encoder.chunk_size
         chunks = Chunks(
-            [r.samples[:size] for r in recognitions],
+            [r.samples.first(size) for r in recognitions],
             [r.num_mels if r.ended else ENDLESS for r in recognitions],
             [min(_num_left(r), chunk_size) if r.ended else chunk_size for r in recognitions],
             [r.num_frames for r in recognitions],
@@ -304,8 +293,8 @@ class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]])
         like = self._model.weights.encoder.subsampling.linear.weight
         encoders, transducers = zip(*states, strict=True)
         rows = np.zeros((len(states), samples_of(self.encoder.num_mels)), np.float32)
-        chunks.copy_samples(rows)
-        counts = torch.tensor([len(samples) for samples in chunks.samples], device=like.device)
+        copy_to(rows, chunks.samples)
+        counts = torch.tensor([count(pieces) for pieces in chunks.samples], device=like.device)
         mels = self.features(torch.from_numpy(rows).to(like.device), counts)
         frames, encoded = self.encode(
             mels.to(like.dtype),
@@ -380,7 +369,7 @@ class OfflineRecogniser:
     ) -> tuple[int, TransducerState, Sequence[Emission]]:
         """The frames of a recording, the decoder's state after it, and its tokens."""
         like = self._model.weights.encoder.subsampling.linear.weight
-        mels = self._log_mel.recording(recognition.samples)
+        mels = self._log_mel.recording(recognition.samples.all())
         frames = self._encoder.encode(normalized(mels).to(like))
         counts = [frames.shape[1]]
         found, after = self._transducer.decode(frames, counts, recognition.state)

@@ -1,13 +1,12 @@
 """One stream: packets to samples to events. The engine thread owns it."""
 
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_common.errors import EngineClosedError
-from megakernel_stt.audio import Resampler, Samples, full_scale
+from megakernel_stt.audio import Resampler
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.errors import RecognitionError
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
@@ -83,9 +82,8 @@ class Stream:
                 self._request = entry
                 self._fork = self._recognition.fork_ended(self._resampler.rest())
                 continue
-            # One conversion for many packets costs little more than for one.
-            for (rate, _), packets in groupby(entry, _format):
-                self._add(np.concatenate([packet.samples for packet in packets]), rate)
+            for packet in entry:
+                self._add(packet)
         return None
 
     def report(self) -> None:
@@ -102,13 +100,13 @@ class Stream:
         self._inbox.close()
         self._events.finish(error)
 
-    def _add(self, samples: Samples, sample_rate: int) -> None:
-        """Adds the samples of packets."""
-        if sample_rate != self._sample_rate:
+    def _add(self, packet: Packet) -> None:
+        """Adds the samples of a packet."""
+        if packet.sample_rate != self._sample_rate:
             self._push(self._resampler.rest())
-            self._resampler = Resampler(sample_rate)
-            self._sample_rate = sample_rate
-        self._push(self._resampler.push(full_scale(samples)))
+            self._resampler = Resampler(packet.sample_rate)
+            self._sample_rate = packet.sample_rate
+        self._push(self._resampler.push(packet.samples))
 
     def _push(self, samples: NDArray[np.float32]) -> None:
         self._recognition.add(samples)
@@ -120,8 +118,3 @@ class Stream:
         self._fork = None
         transcript = Transcript(fork.tokens, fork.num_samples / SAMPLE_RATE)
         self._events.put(Final(transcript, self.finished))
-
-
-def _format(packet: Packet) -> tuple[int, np.dtype[Any]]:
-    """Sampling rate and type of a packet's samples."""
-    return packet.sample_rate, packet.samples.dtype

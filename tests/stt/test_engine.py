@@ -63,7 +63,7 @@ def test_an_error_ends_one_stream_only(
         step = StreamingRecogniser.step
 
         def fail_for_silence(self: StreamingRecogniser, recognitions: Sequence) -> None:
-            if not all(r.samples.any() for r in recognitions):
+            if not all(r.samples.all().any() for r in recognitions):
                 raise RuntimeError("no sound")
             step(self, recognitions)
 
