@@ -90,6 +90,7 @@ class _UnitChooser:
         self.chosen = choose_unit_tile(params, num_sms)
         self.fitting = fitting_unit_tiles(params)
         self.shape, second = _shape(params.convolution), params.pointwise
+        # The 1 distinguishes the key from that of a projection.
         self.key = (*self.shape, second.output.num_planes, bool(second.residual_out), 1)
         return self.fixed or self.chosen
 

@@ -45,7 +45,8 @@ class Microphones:
 
     Attributes:
         arrivals_s: [streams, packets] When packets arrive, in seconds after the start.
-        pushed_s: [streams, packets] When they were pushed, in seconds after the start.
+        pushed_s: [streams, packets] When they were pushed, in seconds after the start; set at the
+            end of `run`.
         latencies_s: Seconds from the arrival of the packet that completes a chunk to the reading of
             its tokens. A chunk without new tokens has none.
         num_tokens: Of each stream.
@@ -133,7 +134,8 @@ class Microphones:
                     await asyncio.sleep(max(left_s, _TICK_S))
                 elif len(pushed_s) % _MOST_PUSHES == 0:
                     await asyncio.sleep(0)  # readers run also while packets are late
-                    progress.update(_MOST_PUSHES)
+                if len(pushed_s) % _MOST_PUSHES == 0:
+                    progress.update(len(pushed_s) - progress.n)
                 pushed_s.append(time.perf_counter())
                 packet = self._noise[begin : begin + _PACKET_SIZE]
                 self._sessions[stream].push(packet, SAMPLE_RATE)

@@ -32,7 +32,8 @@ class Stoppable(Protocol):
 class _Forks:
     """Counts the forks from the first process to this one.
 
-    Unlike the process's id, it is read without a system call.
+    Unlike the process's id, the count is read without a system call. A fork by C code that does not
+    call Python's hooks is not counted.
     """
 
     count = 0

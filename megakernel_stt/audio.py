@@ -14,44 +14,57 @@ from megakernel_stt.model.config import SAMPLE_RATE
 
 Wav = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.generic], int]
 Pcm = bytes | bytearray | memoryview | NDArray[np.generic]
+Samples = bytes | NDArray[np.float32]  # 16-bit integers, or floats [samples] of full scale 1
 
+_BYTES = bytes, bytearray, memoryview
 _MIN_RATE, _MAX_RATE = 4_000, 384_000  # Hz
 _BLOCK_S = 10.0  # of a recording, read at a time
 _MAX_BLOCK_SAMPLES = 1 << 21  # of all channels: a small file may be large when it is decoded
 _FULL_SCALE = np.float32(1 / 32768)  # of a 16-bit sample
+_KEEPS_LOCK = 500  # elements of an operation for which NumPy keeps the interpreter lock
 _MEMORY_S = 0.5  # of input; far longer than the resampler's filter
 
 
-def check_pcm(pcm: Pcm, sample_rate: int) -> NDArray[np.float32]:
-    """Converts a packet to float32; the result does not share the packet's memory.
+def copy_pcm(pcm: Pcm, sample_rate: int) -> Samples:
+    """Checks a packet, and copies it unless it is immutable.
 
     Args:
         pcm: 16-bit samples as bytes (little-endian) or integers [samples], or floats [samples] of
             full scale 1.
         sample_rate: In Hz.
 
-    Returns:
-        [samples].
-
     Raises:
         AudioError: It has another type or shape, or the rate is out of range.
     """
     _check_rate(sample_rate)
-    if isinstance(pcm, bytes | bytearray | memoryview):
-        if len(pcm) % 2:
-            raise AudioError(f"pcm has {len(pcm)} bytes; 16-bit samples have an even number.")
-        pcm = np.frombuffer(pcm, "<i2")
+    if isinstance(pcm, _BYTES):
+        data = bytes(pcm)
+        if len(data) % 2:
+            raise AudioError(f"pcm has {len(data)} bytes; 16-bit samples have an even number.")
+        return data
     if not isinstance(pcm, np.ndarray) or pcm.ndim != 1:
         found = f"shape {pcm.shape}" if isinstance(pcm, np.ndarray) else type(pcm).__name__
         raise AudioError(f"pcm has {found}; give bytes or an array [samples] of one channel.")
     if pcm.dtype == np.int16:
-        return np.multiply(pcm, _FULL_SCALE, dtype=np.float32)
+        return pcm.tobytes()
     if not np.issubdtype(pcm.dtype, np.floating):
         raise AudioError(f"pcm has samples of {pcm.dtype}; give int16, or floats of full scale 1.")
     samples = pcm.astype(np.float32)
     if not np.isfinite(samples).all():
         raise AudioError("pcm has samples that are NaN or infinite.")
     return samples
+
+
+def full_scale(samples: Samples) -> NDArray[np.float32]:
+    """Samples as floats [samples] of full scale 1."""
+    if not isinstance(samples, bytes):
+        return samples
+    integers = np.frombuffer(samples, "<i2")
+    floats = np.empty(len(integers), np.float32)
+    for i in range(0, len(integers), _KEEPS_LOCK):
+        part = slice(i, i + _KEEPS_LOCK)
+        np.multiply(integers[part], _FULL_SCALE, out=floats[part])
+    return floats
 
 
 def _check_rate(sample_rate: int) -> None:
@@ -97,7 +110,7 @@ def read_blocks(wav: Wav) -> Iterator[tuple[NDArray[np.float32], int]]:
             block_size = min(int(_BLOCK_S * file.samplerate), _MAX_BLOCK_SAMPLES // file.channels)
             while len(block := file.read(block_size, dtype="float32", always_2d=True)):
                 mono = block.mean(axis=1)
-                yield check_pcm(mono, file.samplerate), file.samplerate
+                yield full_scale(copy_pcm(mono, file.samplerate)), file.samplerate
     except AudioError as error:
         raise AudioError(f"{name[:200]}: {error}") from None
     except (soundfile.SoundFileError, AttributeError, OSError, TypeError, ValueError) as error:
@@ -112,7 +125,7 @@ def _mono(samples: object, rate: object) -> tuple[NDArray[np.float32], int]:
         )
     rate = int(rate) if isinstance(rate, np.integer) else rate
     columns = samples[:, None] if samples.ndim == 1 else samples
-    channels = [check_pcm(column, rate) for column in columns.T]  # type: ignore[arg-type]
+    channels = [full_scale(copy_pcm(column, rate)) for column in columns.T]  # type: ignore[arg-type]
     return np.mean(channels, axis=0, dtype=np.float32), rate  # type: ignore[return-value]
 
 

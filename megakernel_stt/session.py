@@ -7,13 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from megakernel_common.errors import MegakernelTTSError
 from megakernel_common.events import BaseEventQueue, ReaderWakeups
 from megakernel_common.process import OwnerProcess
-from megakernel_stt.audio import Pcm, check_pcm
+from megakernel_stt.audio import Pcm, Samples, copy_pcm
 from megakernel_stt.errors import AudioError
 from megakernel_stt.transcript import Transcript
 
@@ -53,12 +50,18 @@ class Packet(NamedTuple):
     """Audio of one call of `push`.
 
     Attributes:
-        samples: [samples] float32.
+        samples: Of one channel.
         sample_rate: In Hz.
     """
 
-    samples: NDArray[np.float32]
+    samples: Samples
     sample_rate: int
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        size = 2 if isinstance(self.samples, bytes) else 1
+        return len(self.samples) // size / self.sample_rate
 
 
 class Inbox:
@@ -100,7 +103,7 @@ class Inbox:
                 self._ended = entry == "end"
                 self._num_requests += 1
             else:
-                self._waiting_s += len(entry.samples) / entry.sample_rate
+                self._waiting_s += entry.seconds
             is_due = self._is_due
         if is_due:
             self._on_input(self)
@@ -128,14 +131,14 @@ class Inbox:
             if isinstance(entry, str):
                 self._num_requests -= 1
                 return entry
-            packets, taken_s = [entry], len(entry.samples) / entry.sample_rate
+            packets, taken_s = [entry], entry.seconds
             while taken_s < needed_s - _ROUNDING_S and self._entries:
                 after = self._entries[0]
                 if isinstance(after, str):
                     break
                 self._entries.popleft()
                 packets.append(after)
-                taken_s += len(after.samples) / after.sample_rate
+                taken_s += after.seconds
             self._waiting_s -= taken_s
             self._changed.notify_all()
         return packets
@@ -242,7 +245,7 @@ class Session:
     def push(self, pcm: Pcm, sample_rate: int) -> None:
         """Adds audio of one channel; without effect once the session has finished.
 
-        The call copies the audio and returns; it never waits for the model.
+        The call copies the audio, except bytes, and returns; it never waits for the model.
 
         Args:
             pcm: 16-bit samples as bytes (little-endian) or integers [samples], or floats [samples]
@@ -254,7 +257,7 @@ class Session:
             ForkedProcessError: This process was forked after the session was opened.
         """
         self._process.check()
-        self._inbox.put(Packet(check_pcm(pcm, sample_rate), sample_rate))
+        self._inbox.put(Packet(copy_pcm(pcm, sample_rate), sample_rate))
 
     def finalize(self) -> None:
         """Requests a `Final` of the audio so far, at once and independent of the lookahead.

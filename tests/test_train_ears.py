@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from examples.train_ears import lattice
+from examples.train_ears import net as net_module
 from examples.train_ears.export import quantise
 from examples.train_ears.features import LogMel
 from examples.train_ears.lattice import NEVER, ctc_likelihood, path_sum, transducer_likelihood
@@ -227,3 +229,36 @@ def test_the_full_checkpoint_is_small_enough(tmp_path: Path) -> None:
 def test_targets_are_spoken_words() -> None:
     assert target("It's $3.50, Dr. Smith!") == "it's three dollars and fifty cents doctor smith"
     assert target("The API’s café—at 8:15 p.m.") == "the a p i's cafe at eight fifteen p m"
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+def test_fused_functions_have_the_values_and_gradients_of_unfused_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For several shapes, of which all but the first are not those of the compilation."""
+    device = torch.device("cuda")
+    net = Net(make_net(tmp_path).config, device)
+    tokens = torch.randint(0, net.config.transducer.vocab_size - 1, (4, 12), device=device)
+
+    def run(num_streams: int, mel_frames: int, num_labels: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        mels = torch.randn(num_streams, mel_frames, TINY.mels, device=device)
+        lengths = torch.tensor([mel_frames, mel_frames - 40, 200], device=device)[:num_streams]
+        texts = tokens[:num_streams, :num_labels]
+        labels = torch.full_like(lengths, num_labels)
+        frames, counts = net.encode(mels, lengths, torch.tensor(1, device=device))
+        blank, label = net.transducer_scores(frames, texts)
+        losses = transducer_likelihood(blank, label, counts, labels)
+        by_ctc = ctc_likelihood(net.ctc_scores(frames), texts, counts, labels)
+        parameters = [*net.parameters.values()]
+        return [losses, by_ctc, *torch.autograd.grad((losses + by_ctc).sum(), parameters)]
+
+    shapes = (3, 300, 9), (2, 260, 12), (3, 411, 5)
+    fused = [run(*shape) for shape in shapes]
+    for module in (net_module, lattice):
+        monkeypatch.setattr(module, "fused", lambda function, _: function)
+    for shape, found in zip(shapes, fused, strict=True):
+        for value, expected in zip(found, run(*shape), strict=True):
+            scale = float(expected.abs().max()) + 1e-3
+            torch.testing.assert_close(value / scale, expected / scale, rtol=0, atol=1e-4)

@@ -14,7 +14,7 @@ from torch import Tensor
 from examples.train_voice.training import fused
 from megakernel_stt.model.config import SAMPLE_RATE
 
-_STEP = 1600  # samples
+_STEP = 1600  # samples, of which every size is a multiple
 _FAST_FACTORS = (2, 3, 5)  # of a size whose Fourier transform is fast
 _ROOM_S = 0.5  # of a room's impulse response
 _BANDS = 12  # of a frequency response
@@ -194,7 +194,7 @@ class Augmentation:
 
 def _fast_size(least: float) -> int:
     """Smallest multiple of `_STEP` with a fast Fourier transform that is not less than `least`."""
-    steps = math.ceil(least / _STEP)
+    steps = max(1, math.ceil(least / _STEP))
     while True:
         rest = steps
         for factor in _FAST_FACTORS:

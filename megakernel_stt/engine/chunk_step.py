@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megakernel_stt.engine.recogniser import Chunks
-from megakernel_stt.engine.samples import copy_to, count
+from megakernel_stt.engine.samples import copy_to, size_of
 from megakernel_stt.engine.slots import SlotPool
 from megakernel_stt.kernels.transducer import KernelTransducer
 
@@ -140,7 +140,7 @@ class ChunkStep:
         """
         num_streams = len(sources)
         copy_to(self._samples, chunks.samples)
-        num_samples = [count(pieces) for pieces in chunks.samples]
+        num_samples = [size_of(pieces) for pieces in chunks.samples]
         rows = num_samples, chunks.lengths, chunks.prompts, chunks.counts, sources, targets
         self._set_numbers(rows)
         self.replay()

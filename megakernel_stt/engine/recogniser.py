@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.layers import exact_convolutions
-from megakernel_stt.engine.samples import Pieces, SampleQueue, copy_to, count
+from megakernel_stt.engine.samples import Pieces, SampleQueue, copy_to, size_of
 from megakernel_stt.errors import AudioError
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import FRAME_S, HOP_SIZE, MELS_PER_FRAME, SAMPLE_RATE
@@ -294,7 +294,7 @@ class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]])
         encoders, transducers = zip(*states, strict=True)
         rows = np.zeros((len(states), samples_of(self.encoder.num_mels)), np.float32)
         copy_to(rows, chunks.samples)
-        counts = torch.tensor([count(pieces) for pieces in chunks.samples], device=like.device)
+        counts = torch.tensor([size_of(pieces) for pieces in chunks.samples], device=like.device)
         mels = self.features(torch.from_numpy(rows).to(like.device), counts)
         frames, encoded = self.encode(
             mels.to(like.dtype),

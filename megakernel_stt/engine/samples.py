@@ -29,23 +29,23 @@ class SampleQueue:
         """Adds samples [samples], which nothing may change."""
         self._pieces.append(samples)
 
-    def first(self, count: int) -> Pieces:
-        """The first `count` samples, or all if there are fewer."""
+    def first(self, num_samples: int) -> Pieces:
+        """The first `num_samples` samples, or all if there are fewer."""
         found = list[NDArray[np.float32]]()
         for piece in self._pieces:
-            if count <= 0:
+            if num_samples <= 0:
                 break
-            found.append(piece[:count])
-            count -= len(piece)
+            found.append(piece[:num_samples])
+            num_samples -= len(piece)
         return found
 
-    def drop(self, count: int) -> None:
-        """Drops the first `count` samples, or all if there are fewer."""
+    def drop(self, num_samples: int) -> None:
+        """Drops the first `num_samples` samples, or all if there are fewer."""
         for i, piece in enumerate(self._pieces):
-            if len(piece) > count:
-                self._pieces = [piece[count:], *self._pieces[i + 1 :]]
+            if len(piece) > num_samples:
+                self._pieces = [piece[num_samples:], *self._pieces[i + 1 :]]
                 return
-            count -= len(piece)
+            num_samples -= len(piece)
         self._pieces = []
 
     def fork(self) -> "SampleQueue":
@@ -59,7 +59,7 @@ class SampleQueue:
         return np.concatenate([np.zeros(0, np.float32), *self._pieces])
 
 
-def count(pieces: Pieces) -> int:
+def size_of(pieces: Pieces) -> int:
     """Number of samples of pieces."""
     return sum(len(piece) for piece in pieces)
 
@@ -69,11 +69,13 @@ def copy_to(rows: NDArray[np.float32], samples: Sequence[Pieces]) -> None:
 
     Args:
         rows: [streams, samples], contiguous.
-        samples: Of each stream; those of a row behind them stay.
+        samples: Of each stream, at most as many as a row has; those of a row behind them stay.
     """
+    assert rows.flags.c_contiguous and len(samples) <= len(rows)
     flat, size = rows.reshape(-1).data, rows.shape[1]
     for i, pieces in enumerate(samples):
         at = i * size
+        assert size_of(pieces) <= size
         for piece in pieces:
             flat[at : at + len(piece)] = piece.data
             at += len(piece)

@@ -1,12 +1,14 @@
 """One stream: packets to samples to events. The engine thread owns it."""
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_common.errors import EngineClosedError
-from megakernel_stt.audio import Resampler
+from megakernel_stt.audio import Resampler, full_scale
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.errors import RecognitionError
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
@@ -82,8 +84,8 @@ class Stream:
                 self._request = entry
                 self._fork = self._recognition.fork_ended(self._resampler.rest())
                 continue
-            for packet in entry:
-                self._add(packet)
+            for samples, sample_rate in _joined(entry):
+                self._add(samples, sample_rate)
         return None
 
     def report(self) -> None:
@@ -100,13 +102,13 @@ class Stream:
         self._inbox.close()
         self._events.finish(error)
 
-    def _add(self, packet: Packet) -> None:
-        """Adds the samples of a packet."""
-        if packet.sample_rate != self._sample_rate:
+    def _add(self, samples: NDArray[np.float32], sample_rate: int) -> None:
+        """Adds samples [samples] of a sampling rate."""
+        if sample_rate != self._sample_rate:
             self._push(self._resampler.rest())
-            self._resampler = Resampler(packet.sample_rate)
-            self._sample_rate = packet.sample_rate
-        self._push(self._resampler.push(packet.samples))
+            self._resampler = Resampler(sample_rate)
+            self._sample_rate = sample_rate
+        self._push(self._resampler.push(samples))
 
     def _push(self, samples: NDArray[np.float32]) -> None:
         self._recognition.add(samples)
@@ -118,3 +120,11 @@ class Stream:
         self._fork = None
         transcript = Transcript(fork.tokens, fork.num_samples / SAMPLE_RATE)
         self._events.put(Final(transcript, self.finished))
+
+
+def _joined(packets: Sequence[Packet]) -> Iterator[tuple[NDArray[np.float32], int]]:
+    """Samples and sampling rates of packets; adjacent ones of bytes and one rate are joined."""
+    for (sample_rate, kind), group in groupby(packets, lambda p: (p.sample_rate, type(p.samples))):
+        parts = [packet.samples for packet in group]
+        for samples in [b"".join(parts)] if kind is bytes else parts:  # type: ignore[arg-type]
+            yield full_scale(samples), sample_rate

@@ -83,12 +83,8 @@ def measured_units(num_frames: int) -> Iterator[tuple[ResidualUnitParams, dict[s
 
 
 def kernel_name(tile: ResidualUnitTile | None) -> str:
-    """As in the file.
-
-    It also has a tile with the suffix `_1`, which was removed. Its warpgroups computed the first
-    product one after the other.
-    """
-    return "separate" if tile is None else f"{tile.kernel}_0"
+    """As in the file, which also has a tile that was removed."""
+    return "separate" if tile is None else tile.kernel
 
 
 @pytest.mark.parametrize("num_frames", [1, 8, 64, 256])

@@ -1,7 +1,7 @@
-"""Recordings that are small as files and large in memory, and those that are no audio."""
+"""Packets, recordings that are small as files and large in memory, and what is no audio."""
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from megakernel_stt import AudioError
-from megakernel_stt.audio import read_blocks
+from megakernel_stt.audio import copy_pcm, full_scale, read_blocks
 
 NUM_CHANNELS, SECONDS = 8, 5
 
@@ -77,3 +77,20 @@ def test_a_file_with_a_low_rate_is_refused(tmp_path: Path, rate: int) -> None:
 def test_what_is_no_audio_is_refused(wav: Any) -> None:
     with pytest.raises(AudioError):
         next(read_blocks(wav))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, np.asarray])
+def test_16_bit_samples_are_scaled_exactly(kind: Callable[..., Any]) -> None:
+    values = np.arange(-32768, 32768, dtype=np.int16)
+    found = full_scale(copy_pcm(kind(values), 16_000))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, values / 32768)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float32])
+def test_a_packet_is_not_changed_with_its_array(dtype: type[np.generic]) -> None:
+    values = np.ones(20, dtype)
+    copy = copy_pcm(values[::2], 16_000)
+    values[:] = 0
+    found = full_scale(copy)
+    assert len(found) == 10 and found.all()

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from megakernel_stt.session import Inbox, Packet, Request
+from megakernel_common.events import ReaderWakeups
+from megakernel_stt.audio import full_scale
+from megakernel_stt.session import EventQueue, Inbox, Packet, Request, Session
 
 
 class Engine:
@@ -72,3 +74,15 @@ def test_rounding_does_not_hide_audio_that_is_enough(size: int) -> None:
         engine.inbox.put(Packet(np.zeros(size, np.float32), 16_000))
     assert engine.num_wakes >= 1
     assert len(seconds(engine.inbox.get(count * size / 16_000))) == count
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float32])
+def test_audio_is_not_changed_with_the_array_that_was_pushed(dtype: type[np.generic]) -> None:
+    engine, pcm = Engine(), np.ones(320, dtype)
+    session = Session(engine.inbox, EventQueue(lambda: None, ReaderWakeups()))
+    session.push(pcm, 16_000)
+    pcm[:] = 0
+    entry = engine.inbox.get(0.0)
+    assert isinstance(entry, list)
+    found = full_scale(entry[0].samples)
+    assert len(found) == 320 and found.all()
