@@ -28,7 +28,7 @@ from megakernel_stt.model.weights import model_specs
 from megakernel_tts import TTS
 from tests.stt.sessions import ids, last_final, push_in_packets
 
-MAX_ERROR_RATE = 0.25  # of the words of the demo voice
+MAX_ERROR_RATE = 0.1  # of the words of six sentences of the demo voice; 0.04 when written
 RESULTS = Path(__file__).parents[2] / "bench/results/recogniser-demo.json"  # of the card
 MARGIN = np.zeros(SAMPLE_RATE // 5, np.int16)
 
