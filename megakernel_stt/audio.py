@@ -33,6 +33,9 @@ def copy_pcm(pcm: Pcm, sample_rate: int) -> Samples:
             full scale 1.
         sample_rate: In Hz.
 
+    Returns:
+        Samples that the caller does not change; `full_scale` converts them.
+
     Raises:
         AudioError: It has another type or shape, or the rate is out of range.
     """

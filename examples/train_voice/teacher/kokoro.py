@@ -12,7 +12,6 @@ import sys
 import types
 import warnings
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from examples.train_voice.speech import SAMPLE_RATE, TeacherSpeech
+from examples.train_voice.training import fused
 
 PACK, STYLES = "kokoro.pack", "styles.npz"
 WHEEL = "kokoro-0.9.4-py3-none-any.whl"
@@ -114,9 +114,7 @@ class _ResidualBlock(torch.nn.Module):
         super().__init__()
         on_gpu = device.type == "cuda"
         self._dtype = torch.float16 if on_gpu else torch.float32
-        self._activated: Callable[..., Tensor] = _activated
-        if on_gpu:
-            self._activated = torch.compile(_activated, dynamic=True)
+        self._activated = fused(_activated, device)
         self.convs = torch.nn.ModuleList(
             conv.to(self._dtype)
             for pair in zip(block.convs1, block.convs2, strict=True)
