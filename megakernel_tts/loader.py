@@ -8,6 +8,7 @@ import torch
 from megakernel_common.checkpoint import Checkpoint
 from megakernel_common.errors import CheckpointError
 from megakernel_common.fields import read_json
+from megakernel_common.threads import suits_one_thread
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, read_alignment
 from megakernel_tts.backends.select import choose_backend, uses_kernels
 from megakernel_tts.checks import MAX_POSITIONS
@@ -126,7 +127,8 @@ def load_checkpoint(
         cache_positions=cache_positions,
         captured_heads=() if alignment is None else alignment.heads,
     )
-    engine = Engine(backend, prompt_builder, plain, vocoder, alignment)
+    one_thread = suits_one_thread((model.talker, model.predictor, weights), device)
+    engine = Engine(backend, prompt_builder, plain, vocoder, alignment, one_thread=one_thread)
     return LoadedModel(config, sampling, tokenizer, engine, cloner)
 
 

@@ -36,6 +36,7 @@ COMMON_RULES: dict[str, set[str]] = {
     "hub": {"errors"},
     "process": {"errors"},
     "checkpoint": {"errors", "fields"},
+    "threads": {"checkpoint"},
 }
 # Folder or top-level module of megakernel_tts -> what it may import of the others.
 # "backends.protocol" is that module alone; "" is the package itself, whose names are public.

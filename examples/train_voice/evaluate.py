@@ -322,7 +322,7 @@ def speed(tts: TTS) -> dict[str, float]:
         firsts.append(first)
         factors.append((time.perf_counter() - start) * SAMPLE_RATE / samples)
     return {
-        "threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)),
         "first_chunk_ms": round(1000 * float(np.median(firsts)), 1),
         "real_time_factor": round(float(np.median(factors)), 3),
     }
@@ -344,7 +344,6 @@ def main() -> None:
         help=f"what is measured: {','.join(_JUDGES)} (default: all for which this machine has the "
         "packages)",
     )
-    parser.add_argument("--threads", type=int, default=2, help="for the speed of the voice")
     parser.add_argument(
         "--processes",
         type=int,
@@ -377,7 +376,6 @@ def main() -> None:
     if "speech" in judges:
         add("durations", durations(speech))
         add("intonation", intonation(speech))
-        torch.set_num_threads(options.threads)
         with TTS.load(work.voice, "cpu", slots=1) as tts:
             add("cpu", speed(tts))
             add("word_starts", word_times(work, tts, speech["teacher"], options.every))

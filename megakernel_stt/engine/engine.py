@@ -17,6 +17,7 @@ import torch
 from megakernel_common.errors import EngineBusyError, EngineClosedError
 from megakernel_common.events import ReaderWakeups
 from megakernel_common.process import OwnerProcess, end_at_exit
+from megakernel_common.threads import start_thread
 from megakernel_common.wakeup import Wakeup
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.engine.stream import Stream
@@ -200,19 +201,17 @@ class Engine:
         slots: Number of streams at a time.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, one_thread: bool = False) -> None:
         """Starts the thread.
 
         Args:
             slots: Number of streams at a time.
+            one_thread: Whether torch computes in the engine's thread without further threads.
         """
         self.slots = slots
         self._process = OwnerProcess("STT")
         self._loop = Loop()
-        self._thread = threading.Thread(
-            target=self._loop.run, name="megakernel-stt-engine", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(self._loop.run, "megakernel-stt-engine", one_thread=one_thread)
         end_at_exit(self._loop, self._thread)
         weakref.finalize(self, self._loop.stop).atexit = False
 

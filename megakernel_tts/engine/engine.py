@@ -13,6 +13,7 @@ import torch
 
 from megakernel_common.errors import EngineBusyError, EngineClosedError
 from megakernel_common.process import OwnerProcess, end_at_exit
+from megakernel_common.threads import start_thread
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.decoder import Decoder
@@ -47,6 +48,7 @@ class Engine:
         alignment: Alignment | None = None,
         *,
         max_waiting: int = 64,
+        one_thread: bool = False,
         policy: SchedulingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +61,7 @@ class Engine:
             vocoder: The codec for the backend's slots; in plain torch if None.
             alignment: Calibrated heads, which `backend` captures; word times are estimated if None.
             max_waiting: Sessions that may be open in addition to those that have a slot.
+            one_thread: Whether torch computes in the engine's thread without further threads.
             policy: Scheduling limits; the defaults if None.
             clock: Returns the time in seconds.
         """
@@ -72,10 +75,7 @@ class Engine:
         self._initial_state = self.vocoder.prepare_state(decoder.start())
         self._state_after = lru_cache(maxsize=32)(partial(_state_after, decoder, self.vocoder))
         self._loop = Loop(backend, prompt_builder, self.vocoder, policy, clock)
-        self._thread = threading.Thread(
-            target=self._loop.run, name="megakernel-tts-engine", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(self._loop.run, "megakernel-tts-engine", one_thread=one_thread)
         end_at_exit(self._loop, self._thread)
         weakref.finalize(self, self._loop.stop).atexit = False
 

@@ -1,0 +1,87 @@
+"""The number of threads with which torch computes in an engine's thread, and in others."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megakernel_common.threads import start_thread, suits_one_thread
+from megakernel_stt import STT
+from megakernel_stt.engine.recogniser import StreamingRecogniser
+from megakernel_stt.model.config import SAMPLE_RATE
+from megakernel_tts import TTS
+from megakernel_tts.backends.reference import Reference
+from tests.fakes import TIMEOUT_S
+
+OTHERS = 3  # threads of torch in other threads
+
+
+@pytest.fixture(autouse=True)
+def _several_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(OTHERS)
+    yield
+    torch.set_num_threads(before)
+
+
+def recorder(method: Callable[..., object], found: list[int]) -> Callable[..., object]:
+    """A method that also records with how many threads torch computes where it is called."""
+
+    def wrapper(*args: object, **options: object) -> object:
+        result = method(*args, **options)
+        found.append(torch.get_num_threads())
+        return result
+
+    return wrapper
+
+
+@pytest.mark.parametrize(("one_thread", "expected"), [(True, 1), (False, OTHERS)])
+def test_the_number_holds_in_this_thread_only(one_thread: bool, expected: int) -> None:
+    found = dict[str, int]()
+    has_started = threading.Event()
+
+    def count(name: str) -> None:
+        torch.ones(1 << 16).sum()  # a first call of torch in the thread
+        found[name] = torch.get_num_threads()
+
+    def run() -> None:
+        assert has_started.wait(TIMEOUT_S)
+        count("started")
+
+    started = start_thread(run, "engine", one_thread=one_thread)
+    assert started.name == "engine" and started.daemon
+    count("starter")
+    later = threading.Thread(target=count, args=["later"])
+    later.start()
+    later.join(TIMEOUT_S)
+    has_started.set()
+    started.join(TIMEOUT_S)
+    assert found == {"starter": OTHERS, "later": OTHERS, "started": expected}
+
+
+def test_small_networks_on_a_cpu_suit_one_thread() -> None:
+    small, large = torch.empty(17_000_000, device="meta"), torch.empty(440_000_000, device="meta")
+    assert suits_one_thread((small, (small,)), torch.device("cpu"))
+    assert not suits_one_thread((small, large), torch.device("cpu"))
+    assert not suits_one_thread(small, torch.device("cuda"))
+
+
+def test_a_small_voice_is_synthesised_in_one_thread(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Path]
+) -> None:
+    found = list[int]()
+    monkeypatch.setattr(Reference, "step", recorder(Reference.step, found))
+    with TTS.load(checkpoint(shallow=True), device="cpu", slots=1) as tts:
+        tts.say("Good morning.")
+    assert set(found) == {1}
+
+
+def test_a_small_recogniser_runs_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[int]()
+    monkeypatch.setattr(StreamingRecogniser, "step", recorder(StreamingRecogniser.step, found))
+    with STT.load("demo", device="cpu", slots=1) as stt:
+        stt.transcribe((np.zeros(SAMPLE_RATE, np.float32), SAMPLE_RATE))
+    assert set(found) == {1}
