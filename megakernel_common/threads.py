@@ -1,5 +1,6 @@
 """Starts an engine's thread, and chooses with how many threads torch computes in it on a CPU."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,47 +9,61 @@ import torch
 
 from megakernel_common.checkpoint import leaves
 
-# Of the networks that an engine runs. One thread is faster for the demo models, which have less;
-# the released ones have several times as many: docs/design-notes/host-path.md.
-_MAX_PARAMETERS = 100_000_000
+# Operations of small networks are short, and after each one its threads wait for the slowest: more
+# threads are slower, and so are as many as there are cores, of which other threads take one
+# (docs/design-notes/host-path.md). The released models have several times as many parameters.
+_SMALL_PARAMETERS = 100_000_000
+_SMALL_THREADS = 4
 
 
-def suits_one_thread(networks: Any, device: torch.device) -> bool:
-    """Whether networks run faster with one thread of torch than with several.
-
-    Their operations are then short, and after each one all threads wait for the slowest.
+def compute_threads(networks: Any, device: torch.device) -> int | None:
+    """The number of threads with which torch should compute networks in an engine's thread.
 
     Args:
         networks: Dataclasses and tuples of tensors.
         device: Of their work.
+
+    Returns:
+        None for the number that torch has in this thread.
     """
     num_parameters = sum(tensor.numel() for tensor in leaves(networks))
-    return device.type == "cpu" and num_parameters < _MAX_PARAMETERS
+    if device.type != "cpu" or num_parameters >= _SMALL_PARAMETERS:
+        return None
+    return min(torch.get_num_threads(), _SMALL_THREADS, max(_num_cores() - 1, 1))
 
 
-def start_thread(run: Callable[[], None], name: str, *, one_thread: bool) -> threading.Thread:
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def start_thread(
+    run: Callable[[], None], name: str, *, num_compute_threads: int | None
+) -> threading.Thread:
     """Starts a daemon thread.
 
     Args:
         run: Its work.
         name: Its name.
-        one_thread: Whether torch computes in it without further threads. Other threads keep their
-            number.
+        num_compute_threads: With how many threads torch computes in it; None for as many as
+            elsewhere. Other threads keep their number.
     """
-    if not one_thread:
+    if num_compute_threads is None:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
     is_set = threading.Event()
 
-    def run_in_one_thread() -> None:
+    def run_with_compute_threads() -> None:
         torch.get_num_threads()  # torch's first call in a thread sets the number of the process
-        torch.set_num_threads(1)  # of this thread, and of threads without a call so far
+        torch.set_num_threads(num_compute_threads)  # also of threads without a call so far
         is_set.set()
         run()
 
     num_threads = torch.get_num_threads()
-    thread = threading.Thread(target=run_in_one_thread, name=name, daemon=True)
+    thread = threading.Thread(target=run_with_compute_threads, name=name, daemon=True)
     thread.start()
     is_set.wait()
     torch.set_num_threads(num_threads)

@@ -57,27 +57,25 @@ class Packet(NamedTuple):
     samples: Samples
     sample_rate: int
 
-    @property
-    def seconds(self) -> float:
-        """Duration."""
-        size = 2 if isinstance(self.samples, bytes) else 1
-        return len(self.samples) // size / self.sample_rate
-
 
 class Inbox:
     """Audio and requests of one session in order, from its caller to the engine thread.
 
     The engine sets how much audio it needs, and is not woken before so much waits: with many
-    streams, its wake-ups for every packet would take longer than the chunks.
+    streams, its wake-ups for every packet would take longer than the chunks. Waiting packets are
+    objects that the garbage collector does not track, since a tuple for each would make it run
+    often.
     """
 
     def __init__(self, on_input: Callable[["Inbox"], None]) -> None:
         """Creates an empty inbox.
 
         Args:
-            on_input: Called when there is a request, or as much audio as the engine needs.
+            on_input: Called when there is a request, or as much audio as the engine needs; once
+                until `get` has returned None.
         """
-        self._entries: deque[Packet | Request] = deque()
+        self._entries: deque[Samples | Request] = deque()
+        self._sample_rates: deque[int] = deque()  # of the samples in the entries
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._on_input = on_input
@@ -86,32 +84,55 @@ class Inbox:
         self._waiting_s = 0.0
         self._needed_s = 0.0
         self._num_requests = 0
+        self._is_reported = False
 
-    def put(self, entry: Packet | Request) -> None:
-        """Adds an entry; ignored once the stream has finished.
+    def put_audio(self, samples: Samples, sample_rate: int) -> None:
+        """Adds samples of one channel; ignored once the stream has finished.
+
+        Args:
+            samples: Nothing may change them.
+            sample_rate: In Hz.
 
         Raises:
             AudioError: The audio was ended.
         """
         with self._lock:
-            if self._ended:
-                raise AudioError("The session's audio was ended; open a new session for more.")
-            if self._closed:
+            if self._is_closed():
                 return
-            self._entries.append(entry)
-            if isinstance(entry, str):
-                self._ended = entry == "end"
-                self._num_requests += 1
-            else:
-                self._waiting_s += entry.seconds
-            is_due = self._is_due
-        if is_due:
-            self._on_input(self)
+            self._entries.append(samples)
+            self._sample_rates.append(sample_rate)
+            self._waiting_s += _seconds(samples, sample_rate)
+            if self._is_reported or self._waiting_s <= self._needed_s - _ROUNDING_S:
+                return
+            self._is_reported = True
+        self._on_input(self)
 
-    @property
-    def _is_due(self) -> bool:
-        """Whether the engine should read the entries; the lock must be held."""
-        return self._num_requests > 0 or self._waiting_s > self._needed_s - _ROUNDING_S
+    def put_request(self, request: Request) -> None:
+        """Adds a request; ignored once the stream has finished.
+
+        Raises:
+            AudioError: The audio was ended.
+        """
+        with self._lock:
+            if self._is_closed():
+                return
+            self._entries.append(request)
+            self._ended = request == "end"
+            self._num_requests += 1
+            if self._is_reported:
+                return
+            self._is_reported = True
+        self._on_input(self)
+
+    def _is_closed(self) -> bool:
+        """Whether entries are ignored; the lock must be held.
+
+        Raises:
+            AudioError: The audio was ended.
+        """
+        if self._ended:
+            raise AudioError("The session's audio was ended; open a new session for more.")
+        return self._closed
 
     def get(self, needed_s: float) -> list[Packet] | Request | None:
         """Takes the next request, or packets before it.
@@ -125,23 +146,27 @@ class Inbox:
         """
         with self._lock:
             self._needed_s = needed_s
-            if not self._entries or not self._is_due:
+            is_due = self._num_requests > 0 or self._waiting_s > needed_s - _ROUNDING_S
+            if not self._entries or not is_due:
+                self._is_reported = False
                 return None
-            entry = self._entries.popleft()
-            if isinstance(entry, str):
-                self._num_requests -= 1
-                return entry
-            packets, taken_s = [entry], entry.seconds
-            while taken_s < needed_s - _ROUNDING_S and self._entries:
-                after = self._entries[0]
-                if isinstance(after, str):
+            packets, taken_s = list[Packet](), 0.0
+            while self._entries and (not packets or taken_s < needed_s - _ROUNDING_S):
+                entry = self._entries[0]
+                if isinstance(entry, str):
                     break
+                packet = Packet(entry, self._sample_rates.popleft())
                 self._entries.popleft()
-                packets.append(after)
-                taken_s += after.seconds
+                packets.append(packet)
+                taken_s += _seconds(*packet)
             self._waiting_s -= taken_s
             self._changed.notify_all()
-        return packets
+            if packets:
+                return packets
+            self._num_requests -= 1
+            request = self._entries.popleft()
+            assert isinstance(request, str)
+            return request
 
     def wait_below(self, seconds: float) -> None:
         """Waits until less audio than that waits for the engine, or the stream has finished."""
@@ -153,7 +178,14 @@ class Inbox:
         with self._changed:
             self._closed = True
             self._entries.clear()
+            self._sample_rates.clear()
             self._changed.notify_all()
+
+
+def _seconds(samples: Samples, sample_rate: int) -> float:
+    """Duration of samples."""
+    size = 2 if isinstance(samples, bytes) else 1
+    return len(samples) // size / sample_rate
 
 
 class EventQueue(BaseEventQueue[Event]):
@@ -257,7 +289,7 @@ class Session:
             ForkedProcessError: This process was forked after the session was opened.
         """
         self._process.check()
-        self._inbox.put(Packet(copy_pcm(pcm, sample_rate), sample_rate))
+        self._inbox.put_audio(copy_pcm(pcm, sample_rate), sample_rate)
 
     def finalize(self) -> None:
         """Requests a `Final` of the audio so far, at once and independent of the lookahead.
@@ -270,13 +302,13 @@ class Session:
             ForkedProcessError: This process was forked after the session was opened.
         """
         self._process.check()
-        self._inbox.put("finalize")
+        self._inbox.put_request("finalize")
 
     def end(self) -> None:
         """Ends the audio; the last event is a `Final`. A second call has no effect."""
         self._process.check()
         try:
-            self._inbox.put("end")
+            self._inbox.put_request("end")
         except AudioError:
             return  # ended before
 

@@ -15,7 +15,7 @@ from megakernel_common.devices import pick_device
 from megakernel_common.errors import EngineClosedError
 from megakernel_common.kernels.loader import obstacle
 from megakernel_common.process import check_torch, detect_forks
-from megakernel_common.threads import suits_one_thread
+from megakernel_common.threads import compute_threads
 from megakernel_stt.audio import Wav, read_blocks
 from megakernel_stt.engine.engine import Engine
 from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, StreamingRecogniser
@@ -61,9 +61,8 @@ class STT:
         # By lookahead in milliseconds; None for the one of an offline model.
         with torch.inference_mode():
             self._recognisers = _make_recognisers(model, slots)
-        networks = model.weights
-        one_thread = suits_one_thread(networks, networks.transducer.embedding.device)
-        self._engine = Engine(slots, one_thread=one_thread)
+        device = model.weights.transducer.embedding.device
+        self._engine = Engine(slots, num_compute_threads=compute_threads(model.weights, device))
 
     @classmethod
     def load(

@@ -8,7 +8,7 @@ import torch
 from megakernel_common.checkpoint import Checkpoint
 from megakernel_common.errors import CheckpointError
 from megakernel_common.fields import read_json
-from megakernel_common.threads import suits_one_thread
+from megakernel_common.threads import compute_threads
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, read_alignment
 from megakernel_tts.backends.select import choose_backend, uses_kernels
 from megakernel_tts.checks import MAX_POSITIONS
@@ -127,8 +127,14 @@ def load_checkpoint(
         cache_positions=cache_positions,
         captured_heads=() if alignment is None else alignment.heads,
     )
-    one_thread = suits_one_thread((model.talker, model.predictor, weights), device)
-    engine = Engine(backend, prompt_builder, plain, vocoder, alignment, one_thread=one_thread)
+    engine = Engine(
+        backend,
+        prompt_builder,
+        plain,
+        vocoder,
+        alignment,
+        num_compute_threads=compute_threads((model.talker, model.predictor, weights), device),
+    )
     return LoadedModel(config, sampling, tokenizer, engine, cloner)
 
 

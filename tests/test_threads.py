@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from megakernel_common.threads import start_thread, suits_one_thread
+from megakernel_common import threads
+from megakernel_common.threads import compute_threads, start_thread
 from megakernel_stt import STT
 from megakernel_stt.engine.recogniser import StreamingRecogniser
 from megakernel_stt.model.config import SAMPLE_RATE
@@ -38,8 +39,8 @@ def recorder(method: Callable[..., object], found: list[int]) -> Callable[..., o
     return wrapper
 
 
-@pytest.mark.parametrize(("one_thread", "expected"), [(True, 1), (False, OTHERS)])
-def test_the_number_holds_in_this_thread_only(one_thread: bool, expected: int) -> None:
+@pytest.mark.parametrize(("number", "expected"), [(1, 1), (2, 2), (None, OTHERS)])
+def test_the_number_holds_in_this_thread_only(number: int | None, expected: int) -> None:
     found = dict[str, int]()
     has_started = threading.Event()
 
@@ -51,7 +52,7 @@ def test_the_number_holds_in_this_thread_only(one_thread: bool, expected: int) -
         assert has_started.wait(TIMEOUT_S)
         count("started")
 
-    started = start_thread(run, "engine", one_thread=one_thread)
+    started = start_thread(run, "engine", num_compute_threads=number)
     assert started.name == "engine" and started.daemon
     count("starter")
     later = threading.Thread(target=count, args=["later"])
@@ -62,14 +63,32 @@ def test_the_number_holds_in_this_thread_only(one_thread: bool, expected: int) -
     assert found == {"starter": OTHERS, "later": OTHERS, "started": expected}
 
 
-def test_small_networks_on_a_cpu_suit_one_thread() -> None:
+@pytest.mark.parametrize(
+    ("num_cores", "of_torch", "expected"),
+    [(1, 1, 1), (2, 2, 1), (4, 4, 3), (16, 16, 4), (16, 2, 2), (16, 1, 1)],
+)
+def test_small_networks_leave_a_core_and_take_few(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, of_torch: int, expected: int
+) -> None:
+    monkeypatch.setattr(threads, "_num_cores", lambda: num_cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: of_torch)
+    small = torch.empty(17_000_000, device="meta")
+    assert compute_threads((small, (small,)), torch.device("cpu")) == expected
+
+
+def test_other_networks_take_the_threads_of_torch() -> None:
     small, large = torch.empty(17_000_000, device="meta"), torch.empty(440_000_000, device="meta")
-    assert suits_one_thread((small, (small,)), torch.device("cpu"))
-    assert not suits_one_thread((small, large), torch.device("cpu"))
-    assert not suits_one_thread(small, torch.device("cuda"))
+    assert compute_threads((small, large), torch.device("cpu")) is None
+    assert compute_threads(small, torch.device("cuda")) is None
 
 
-def test_a_small_voice_is_synthesised_in_one_thread(
+@pytest.fixture
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_num_cores", lambda: 2)
+
+
+@pytest.mark.usefixtures("_two_cores")
+def test_a_small_voice_leaves_one_of_two_cores(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Path]
 ) -> None:
     found = list[int]()
@@ -79,7 +98,8 @@ def test_a_small_voice_is_synthesised_in_one_thread(
     assert set(found) == {1}
 
 
-def test_a_small_recogniser_runs_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_two_cores")
+def test_a_small_recogniser_leaves_one_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[int]()
     monkeypatch.setattr(StreamingRecogniser, "step", recorder(StreamingRecogniser.step, found))
     with STT.load("demo", device="cpu", slots=1) as stt:

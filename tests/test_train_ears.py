@@ -238,6 +238,7 @@ def test_fused_functions_have_the_values_and_gradients_of_unfused_ones(
 ) -> None:
     """For several shapes, of which all but the first are not those of the compilation."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     device = torch.device("cuda")
     net = Net(make_net(tmp_path).config, device)
     tokens = torch.randint(0, net.config.transducer.vocab_size - 1, (4, 12), device=device)

@@ -201,17 +201,19 @@ class Engine:
         slots: Number of streams at a time.
     """
 
-    def __init__(self, slots: int, *, one_thread: bool = False) -> None:
+    def __init__(self, slots: int, *, num_compute_threads: int | None = None) -> None:
         """Starts the thread.
 
         Args:
             slots: Number of streams at a time.
-            one_thread: Whether torch computes in the engine's thread without further threads.
+            num_compute_threads: As in `start_thread`.
         """
         self.slots = slots
         self._process = OwnerProcess("STT")
         self._loop = Loop()
-        self._thread = start_thread(self._loop.run, "megakernel-stt-engine", one_thread=one_thread)
+        self._thread = start_thread(
+            self._loop.run, "megakernel-stt-engine", num_compute_threads=num_compute_threads
+        )
         end_at_exit(self._loop, self._thread)
         weakref.finalize(self, self._loop.stop).atexit = False
 

@@ -48,7 +48,7 @@ class Engine:
         alignment: Alignment | None = None,
         *,
         max_waiting: int = 64,
-        one_thread: bool = False,
+        num_compute_threads: int | None = None,
         policy: SchedulingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,7 +61,7 @@ class Engine:
             vocoder: The codec for the backend's slots; in plain torch if None.
             alignment: Calibrated heads, which `backend` captures; word times are estimated if None.
             max_waiting: Sessions that may be open in addition to those that have a slot.
-            one_thread: Whether torch computes in the engine's thread without further threads.
+            num_compute_threads: As in `start_thread`.
             policy: Scheduling limits; the defaults if None.
             clock: Returns the time in seconds.
         """
@@ -75,7 +75,9 @@ class Engine:
         self._initial_state = self.vocoder.prepare_state(decoder.start())
         self._state_after = lru_cache(maxsize=32)(partial(_state_after, decoder, self.vocoder))
         self._loop = Loop(backend, prompt_builder, self.vocoder, policy, clock)
-        self._thread = start_thread(self._loop.run, "megakernel-tts-engine", one_thread=one_thread)
+        self._thread = start_thread(
+            self._loop.run, "megakernel-tts-engine", num_compute_threads=num_compute_threads
+        )
         end_at_exit(self._loop, self._thread)
         weakref.finalize(self, self._loop.stop).atexit = False
 

@@ -21,7 +21,7 @@ class Engine:
 
     def put(self, *seconds: float, rate: int = 16_000) -> None:
         for one in seconds:
-            self.inbox.put(Packet(np.full(round(one * rate), one, np.float32), rate))
+            self.inbox.put_audio(np.full(round(one * rate), one, np.float32), rate)
 
 
 def seconds(entry: list[Packet] | Request | None) -> list[float]:
@@ -42,11 +42,26 @@ def test_the_engine_is_woken_once_there_is_enough_audio() -> None:
     assert engine.inbox.get(0.32) is None
 
 
+def test_the_engine_is_woken_once_until_it_has_read_everything() -> None:
+    engine = Engine()
+    assert engine.inbox.get(0.1) is None
+    engine.put(0.1, 0.1)
+    engine.inbox.put_request("finalize")
+    assert engine.num_wakes == 1
+    assert seconds(engine.inbox.get(0.1)) == [0.1]
+    engine.put(0.1)
+    assert engine.num_wakes == 1
+    while engine.inbox.get(0.1) is not None:
+        pass
+    engine.put(0.1)
+    assert engine.num_wakes == 2
+
+
 def test_a_request_wakes_the_engine_and_comes_after_the_audio_before_it() -> None:
     engine = Engine()
     assert engine.inbox.get(1.0) is None
     engine.put(0.1)
-    engine.inbox.put("finalize")
+    engine.inbox.put_request("finalize")
     engine.put(0.2)
     assert engine.num_wakes >= 1
     assert seconds(engine.inbox.get(1.0)) == [0.1]
@@ -71,7 +86,7 @@ def test_rounding_does_not_hide_audio_that_is_enough(size: int) -> None:
     engine, count = Engine(), 16_000 // size + 1
     assert engine.inbox.get(count * size / 16_000) is None
     for _ in range(count):
-        engine.inbox.put(Packet(np.zeros(size, np.float32), 16_000))
+        engine.inbox.put_audio(np.zeros(size, np.float32), 16_000)
     assert engine.num_wakes >= 1
     assert len(seconds(engine.inbox.get(count * size / 16_000))) == count
 

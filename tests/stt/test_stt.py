@@ -21,7 +21,7 @@ from megakernel_stt import (
 )
 from megakernel_stt.engine.stream import Stream
 from megakernel_stt.model.random_checkpoint import Kind
-from megakernel_stt.session import EventQueue, Inbox, Packet
+from megakernel_stt.session import EventQueue, Inbox
 from tests.fakes import TIMEOUT_S
 from tests.stt.conftest import MakeCheckpoint
 from tests.stt.sessions import RATE, ids, last_final, noise, push_in_packets
@@ -242,7 +242,7 @@ def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
     recogniser = stt._recognisers[80]
     inbox, events = Inbox(lambda _: None), EventQueue(lambda: None, ReaderWakeups())
     stream = Stream(recogniser, 0, inbox, events)
-    inbox.put(Packet((noise(2.0) / 32768).astype(np.float32), RATE))
+    inbox.put_audio((noise(2.0) / 32768).astype(np.float32), RATE)
     num_chunks = 0
     with torch.inference_mode():
         while (chunk := stream.next_chunk()) is not None:
