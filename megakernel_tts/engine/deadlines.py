@@ -23,17 +23,21 @@ class DeadlineScheduler:
         times: Predicted times of the iteration's work.
     """
 
-    def __init__(self, max_streams: int, prefill_budget: int, delivery_s: float) -> None:
+    def __init__(
+        self, max_streams: int, prefill_budget: int, burst_budget: int, delivery_s: float
+    ) -> None:
         """Starts without measured times.
 
         Args:
             max_streams: Streams of a step.
             prefill_budget: Positions of an iteration's prefills at most.
+            burst_budget: The same while no stream can make a frame.
             delivery_s: Seconds before its deadline at which a chunk must be delivered.
         """
         self.times = WorkTimes()
         self._max_streams = max_streams
         self._prefill_budget = prefill_budget
+        self._burst_budget = burst_budget
         self._delivery_s = delivery_s
         self._num_postponed = 0  # times in succession
 
@@ -123,7 +127,7 @@ class DeadlineScheduler:
             now_s: Clock time in seconds.
         """
         deadlines_s = [s.deadline_s for s in movable if s.deadline_s >= now_s]
-        budget = self._prefill_budget
+        budget = self._prefill_budget if movable else self._burst_budget
         if deadlines_s:
             margin_s = self._margin_s(min(len(movable), self._max_streams))
             usable_s = max(0.0, min(deadlines_s) - now_s - margin_s)

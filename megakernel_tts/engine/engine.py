@@ -161,6 +161,8 @@ class Engine:
         loop = self._loop
         if loop.closed:
             raise EngineClosedError("The engine is closed; load a new one.") from loop.broken
+        if len(loop.scheduler.streams) < self._max_sessions:
+            return  # counting those that were not abandoned takes longer
         num_live = loop.scheduler.num_live
         if num_live >= self._max_sessions:
             raise EngineBusyError(

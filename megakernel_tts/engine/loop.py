@@ -266,10 +266,10 @@ class Loop:
         New streams begin together: their prompts share prefills, and their first frames share
         steps. That includes streams opened while the first prompts run. The first prefill, of the
         prompts that were built beside a step or else a small one, keeps the device busy while the
-        other prompts are built. Streams that speak already wait during all of this with little more
-        than one frame (80 ms) of audio unread. So every stream gets a frame after one stream was
-        swapped in, or after the prefill budget. A prompt that exceeds the budget continues in the
-        next iteration.
+        next prompts are built, and so does each of the prefills of a burst. Streams that speak
+        already wait during all of this with little more than one frame (80 ms) of audio unread. So
+        every stream gets a frame after one stream was swapped in, or after the prefill budget. A
+        prompt that exceeds the budget continues in the next iteration.
 
         Returns:
             Whether another stream may start in the next iteration.
@@ -293,7 +293,7 @@ class Loop:
                 self.pending_opens.wait(policy.join_window_s)
                 self._pauses.restart()
             prefilling, waiting = scheduler.prefilling, scheduler.waiting
-            max_positions = budget
+            max_positions = min(budget, self._work.num_positions + policy.prefill_budget_positions)
         scheduler.note_waiting()
         return bool(scheduler.prefilling or scheduler.can_begin)
 

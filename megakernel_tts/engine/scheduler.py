@@ -36,6 +36,8 @@ class SchedulingPolicy:
             cache. Streams that speak already wait for no more, and for fewer if one of them would
             miss its deadline. A longer prompt is run in chunks. On an H200 128 take 6 ms (0.6B) or
             10 ms (1.7B).
+        burst_budget_positions: The same while no stream can make a frame. Streams that are opened
+            together then make their first frames together.
         join_window_s: How long, after the first prefill, streams that begin wait for sessions that
             are being opened.
         stall_timeout_s: How long a stalled stream keeps a slot that another stream needs.
@@ -47,6 +49,7 @@ class SchedulingPolicy:
 
     first_prefill_positions: int = 16
     prefill_budget_positions: int = 128
+    burst_budget_positions: int = 1024
     join_window_s: float = 5e-4
     stall_timeout_s: float = 1.0
     delivery_s: float = 5e-3
@@ -73,7 +76,10 @@ class Scheduler:
         """Starts with no stream and all slots free."""
         self.policy = policy
         self.deadlines = DeadlineScheduler(
-            backend.max_streams, policy.prefill_budget_positions, policy.delivery_s
+            backend.max_streams,
+            policy.prefill_budget_positions,
+            policy.burst_budget_positions,
+            policy.delivery_s,
         )
         self.clock = clock
         self.lock = threading.Lock()

@@ -208,10 +208,21 @@ def test_time_for_the_delivery_changes_no_chunk_of_a_solo_stream(
 
 def test_a_prompt_longer_than_the_budget_is_run_in_chunks(load: Callable[..., LoadedModel]) -> None:
     """Streams that speak get a frame between two chunks."""
-    run = burst(load(), prefill_budget_positions=4)
+    run = burst(load(), prefill_budget_positions=4, burst_budget_positions=4)
     run.check_codes()
     assert max(run.backend.prefill_positions) <= 4 < max(run.backend.prompt_lengths) - 9
     assert run.longest_gap_s(DELIVERY_S) == 0.0
+
+
+def test_streams_of_a_burst_make_their_first_frames_together(
+    load: Callable[..., LoadedModel],
+) -> None:
+    """If no stream speaks, all prompts run before the first frame, in several prefills."""
+    device = Device(0.004, stream_s=0.0002, position_s=0.0002)
+    run = Run(load(), device, [Arrival(0.0, 20)] * 28, 32)
+    run.check_codes()
+    assert len(run.backend.prefill_positions) > 2
+    assert len({spoken.chunks[0][0] for spoken in run.spoken}) == 1
 
 
 def test_streams_share_too_few_columns_fairly(load: Callable[..., LoadedModel]) -> None:
@@ -238,7 +249,9 @@ def test_no_stream_starves_while_the_device_is_too_slow(load: Callable[..., Load
 
 def test_a_wrong_prediction_does_not_postpone_prefills_for_good() -> None:
     """A prompt during which the machine stood still for a minute."""
-    deadlines = DeadlineScheduler(max_streams=8, prefill_budget=128, delivery_s=DELIVERY_S)
+    deadlines = DeadlineScheduler(
+        max_streams=8, prefill_budget=128, burst_budget=1024, delivery_s=DELIVERY_S
+    )
     deadlines.times.add(IterationWork(0, 1, 1, 0.001, 0.001))
     deadlines.times.add(IterationWork(10, 1, 1, 0.001, 60.0))
     stream = SimpleNamespace(deadline_s=0.5)
