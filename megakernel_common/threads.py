@@ -1,6 +1,7 @@
 """Starts an engine's thread, and chooses with how many threads torch computes in it on a CPU."""
 
 import os
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,9 @@ import torch
 
 from megakernel_common.checkpoint import leaves
 
-# Operations of small networks are short, and after each one its threads wait for the slowest: more
-# threads are slower, and so are as many as there are cores, of which other threads take one
-# (docs/design-notes/host-path.md). The released models have several times as many parameters.
+# Operations of small networks are short, and after each one all threads wait for the slowest. With
+# one thread per core, one is late because another thread of the process needs its core, and many
+# threads are slower than four (docs/design-notes/host-path.md). The released models are larger.
 _SMALL_PARAMETERS = 100_000_000
 _SMALL_THREADS = 4
 
@@ -54,17 +55,19 @@ def start_thread(
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
-    is_set = threading.Event()
+    of_process = queue.SimpleQueue[int]()
 
     def run_with_compute_threads() -> None:
-        torch.get_num_threads()  # torch's first call in a thread sets the number of the process
-        torch.set_num_threads(num_compute_threads)  # also of threads without a call so far
-        is_set.set()
+        # The first call in a thread gives the thread the process's number, so it precedes.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(num_compute_threads)  # of this thread and of the process
+        of_process.put(num_threads)
         run()
 
-    num_threads = torch.get_num_threads()
     thread = threading.Thread(target=run_with_compute_threads, name=name, daemon=True)
     thread.start()
-    is_set.wait()
-    torch.set_num_threads(num_threads)
+    # On a thread of its own: this one may have a number that is not the process's.
+    restore = threading.Thread(target=torch.set_num_threads, args=[of_process.get()])
+    restore.start()
+    restore.join()
     return thread

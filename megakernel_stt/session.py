@@ -62,9 +62,8 @@ class Inbox:
     """Audio and requests of one session in order, from its caller to the engine thread.
 
     The engine sets how much audio it needs, and is not woken before so much waits: with many
-    streams, its wake-ups for every packet would take longer than the chunks. Waiting packets are
-    objects that the garbage collector does not track, since a tuple for each would make it run
-    often.
+    streams, its wake-ups for every packet would take longer than the chunks. Samples and sampling
+    rate wait as two entries: a tuple for each packet would make the garbage collector run often.
     """
 
     def __init__(self, on_input: Callable[["Inbox"], None]) -> None:
@@ -72,10 +71,9 @@ class Inbox:
 
         Args:
             on_input: Called when there is a request, or as much audio as the engine needs; once
-                until `get` has returned None.
+                until `get` has returned None. It must not call the inbox.
         """
-        self._entries: deque[Samples | Request] = deque()
-        self._sample_rates: deque[int] = deque()  # of the samples in the entries
+        self._entries: deque[Samples | int | Request] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._on_input = on_input
@@ -99,13 +97,10 @@ class Inbox:
         with self._lock:
             if self._is_closed():
                 return
-            self._entries.append(samples)
-            self._sample_rates.append(sample_rate)
+            self._entries.extend((samples, sample_rate))  # one call: no signal comes in between
             self._waiting_s += _seconds(samples, sample_rate)
-            if self._is_reported or self._waiting_s <= self._needed_s - _ROUNDING_S:
-                return
-            self._is_reported = True
-        self._on_input(self)
+            if self._waiting_s > self._needed_s - _ROUNDING_S:
+                self._report()
 
     def put_request(self, request: Request) -> None:
         """Adds a request; ignored once the stream has finished.
@@ -119,10 +114,13 @@ class Inbox:
             self._entries.append(request)
             self._ended = request == "end"
             self._num_requests += 1
-            if self._is_reported:
-                return
-            self._is_reported = True
-        self._on_input(self)
+            self._report()
+
+    def _report(self) -> None:
+        """Calls `on_input` if `get` has returned None since the last call; the lock is held."""
+        if not self._is_reported:
+            self._on_input(self)
+            self._is_reported = True  # not before: a call that a signal interrupts is repeated
 
     def _is_closed(self) -> bool:
         """Whether entries are ignored; the lock must be held.
@@ -155,10 +153,10 @@ class Inbox:
                 entry = self._entries[0]
                 if isinstance(entry, str):
                     break
-                packet = Packet(entry, self._sample_rates.popleft())
-                self._entries.popleft()
-                packets.append(packet)
-                taken_s += _seconds(*packet)
+                samples, sample_rate = self._entries.popleft(), self._entries.popleft()
+                assert not isinstance(samples, str | int) and isinstance(sample_rate, int)
+                packets.append(Packet(samples, sample_rate))
+                taken_s += _seconds(samples, sample_rate)
             self._waiting_s -= taken_s
             self._changed.notify_all()
             if packets:
@@ -178,7 +176,6 @@ class Inbox:
         with self._changed:
             self._closed = True
             self._entries.clear()
-            self._sample_rates.clear()
             self._changed.notify_all()
 
 

@@ -31,7 +31,7 @@ class DeadlineScheduler:
         Args:
             max_streams: Streams of a step.
             prefill_budget: Positions of an iteration's prefills at most.
-            burst_budget: The same while no stream can make a frame.
+            burst_budget: The same while no stream speaks.
             delivery_s: Seconds before its deadline at which a chunk must be delivered.
         """
         self.times = WorkTimes()
@@ -116,7 +116,9 @@ class DeadlineScheduler:
             if stream.deadline_s - end_s < margin_s:
                 stream.shorten_chunk(num_frames)
 
-    def prefill_budget(self, movable: Sequence[Stream], now_s: float) -> int:
+    def prefill_budget(
+        self, movable: Sequence[Stream], now_s: float, *, is_burst: bool = False
+    ) -> int:
         """Returns the positions that prefills may run before the next step; 0 for none.
 
         The prefills end in time for the stream with the earliest deadline. If they have been
@@ -125,9 +127,10 @@ class DeadlineScheduler:
         Args:
             movable: Streams that can make a frame.
             now_s: Clock time in seconds.
+            is_burst: Whether no stream speaks.
         """
         deadlines_s = [s.deadline_s for s in movable if s.deadline_s >= now_s]
-        budget = self._prefill_budget if movable else self._burst_budget
+        budget = self._burst_budget if is_burst else self._prefill_budget
         if deadlines_s:
             margin_s = self._margin_s(min(len(movable), self._max_streams))
             usable_s = max(0.0, min(deadlines_s) - now_s - margin_s)

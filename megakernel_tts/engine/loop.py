@@ -278,7 +278,12 @@ class Loop:
         prefilling, waiting = scheduler.prefilling, scheduler.waiting
         budget = 0
         if prefilling or (waiting and scheduler.num_free_slots):
-            budget = scheduler.deadlines.prefill_budget(self._plan_chunks(), scheduler.clock())
+            now_s = scheduler.clock()
+            # A stream that lacks text, or is between two segments, may have audio that is played.
+            speaks = any(s.segment is not None or s.deadline_s >= now_s for s in scheduler.streams)
+            budget = scheduler.deadlines.prefill_budget(
+                self._plan_chunks(), now_s, is_burst=not speaks
+            )
         num_built = sum(s.num_left_to_prefill for s in waiting if s.prompt is not None)
         max_positions = min(max(policy.first_prefill_positions, num_built), budget)
         swapped_in = False

@@ -177,7 +177,7 @@ def test_a_burst_of_prompts_delays_no_stream_past_its_deadline(
 def test_without_deadlines_the_burst_would_delay_a_stream(
     load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DeadlineScheduler, "prefill_budget", lambda *_: 1 << 20)
+    monkeypatch.setattr(DeadlineScheduler, "prefill_budget", lambda *_, **__: 1 << 20)
     run = burst(load())
     assert run.longest_gap_s() > 0.0
 

@@ -1,12 +1,14 @@
 """Sessions that are opened together share prefills and begin together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megakernel_tts import AudioChunk, Session
 from megakernel_tts.backends.protocol import PrefillRequest, PrefillResult
+from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from tests.fakes import TIMEOUT_S
 from tests.rig import MakeRig, Rig, codes, drain, read, scripted
@@ -42,6 +44,29 @@ def test_speaking_streams_get_a_frame_after_the_prefill_budget(make_rig: MakeRig
     assert rig.backend.prefill_sizes == [1, 2, 2, 1]
     prefills = [i for i, event in enumerate(rig.backend.events) if event == "prefill"]
     assert np.diff(prefills).tolist() == [2, 2], "one frame between them"
+
+
+def test_no_burst_begins_beside_a_stream_that_speaks(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor if it cannot make a frame, because it lacks text."""
+    bursts = list[bool]()
+    budget = DeadlineScheduler.prefill_budget
+
+    def recorded(self: DeadlineScheduler, *arguments: Any, is_burst: bool) -> int:
+        bursts.append(is_burst)
+        return budget(self, *arguments, is_burst=is_burst)
+
+    monkeypatch.setattr(DeadlineScheduler, "prefill_budget", recorded)
+    rig = make_rig(2)
+    live = rig.open(text=None)
+    live.push_text("hello to the world, this ")
+    assert isinstance(next(iter(live)), AudioChunk)
+    assert bursts[0]
+    rig.settle()
+    bursts.clear()
+    assert isinstance(next(iter(rig.open(seed=2))), AudioChunk)
+    assert bursts and not any(bursts)
 
 
 def test_a_prompt_that_fails_ends_no_other_stream(make_rig: MakeRig) -> None:
