@@ -63,6 +63,27 @@ def test_the_number_holds_in_this_thread_only(number: int | None, expected: int)
     assert found == {"starter": OTHERS, "later": OTHERS, "started": expected}
 
 
+def test_a_starter_with_a_number_of_its_own_does_not_pass_it_on() -> None:
+    found = list[int]()
+
+    def start() -> None:
+        torch.get_num_threads()
+        torch.set_num_threads(2)  # of this thread and of the process
+        of_others = threading.Thread(target=torch.set_num_threads, args=[OTHERS])
+        of_others.start()
+        of_others.join(TIMEOUT_S)
+        start_thread(lambda: None, "engine", num_compute_threads=1).join(TIMEOUT_S)
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join(TIMEOUT_S)
+        found.append(torch.get_num_threads())
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    starter.join(TIMEOUT_S)
+    assert found == [OTHERS, 2]
+
+
 @pytest.mark.parametrize(
     ("num_cores", "of_torch", "expected"),
     [(1, 1, 1), (2, 2, 1), (4, 4, 3), (16, 16, 4), (16, 2, 2), (16, 1, 1)],
