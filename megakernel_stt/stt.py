@@ -11,6 +11,7 @@ from itertools import chain, islice
 import torch
 
 from megakernel_common.checks import check_type
+from megakernel_common.device_arbiter import device_arbiter
 from megakernel_common.devices import pick_device
 from megakernel_common.errors import EngineClosedError
 from megakernel_common.kernels.loader import obstacle
@@ -62,7 +63,10 @@ class STT:
         with torch.inference_mode():
             self._recognisers = _make_recognisers(model, slots)
         device = model.weights.transducer.embedding.device
-        self._engine = Engine(slots, num_compute_threads=compute_threads(model.weights, device))
+        num_compute_threads = compute_threads(model.weights, device)
+        self._engine = Engine(
+            slots, device_arbiter(device), num_compute_threads=num_compute_threads
+        )
 
     @classmethod
     def load(

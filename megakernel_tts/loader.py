@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from megakernel_common.checkpoint import Checkpoint
+from megakernel_common.device_arbiter import device_arbiter
 from megakernel_common.errors import CheckpointError
 from megakernel_common.fields import read_json
 from megakernel_common.threads import compute_threads
@@ -133,6 +134,7 @@ def load_checkpoint(
         plain,
         vocoder,
         alignment,
+        arbiter=device_arbiter(device),
         num_compute_threads=compute_threads((model.talker, model.predictor, weights), device),
     )
     return LoadedModel(config, sampling, tokenizer, engine, cloner)

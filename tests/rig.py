@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megakernel_common.device_arbiter import DeviceArbiter
 from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Session, Voice
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.backends.protocol import Backend
@@ -50,6 +51,7 @@ class Rig:
 
     Attributes:
         clock: The engine's clock.
+        arbiter: Of the backend's device.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Rig:
         self.loaded = loaded
         self.backend = backend
         self.clock = ManualClock()
+        self.arbiter = DeviceArbiter()
         self._rest = _Rest()
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
@@ -77,6 +80,7 @@ class Rig:
             vocoder,
             alignment,
             max_waiting=max_waiting,
+            arbiter=self.arbiter,
             policy=policy,
             clock=self.clock,
         )

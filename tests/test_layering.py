@@ -25,6 +25,7 @@ COMMON_RULES: dict[str, set[str]] = {
     "errors": set(),
     "checks": set(),
     "devices": set(),
+    "device_arbiter": set(),
     "events": set(),
     "exports": set(),
     "files": set(),

@@ -2,18 +2,20 @@
 
 An iteration takes the next chunk of every stream that has one, and computes those of the same
 lookahead in one batch. Streams join and leave between iterations. Only streams that have reported
-input, or had a chunk in the iteration before, are looked at.
+input, or had a chunk in the iteration before, are looked at. As long as there are chunks, synthesis
+on the same device waits (`DeviceArbiter`).
 """
 
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from megakernel_common.device_arbiter import DeviceArbiter, ShortWork
 from megakernel_common.errors import EngineBusyError, EngineClosedError
 from megakernel_common.events import ReaderWakeups
 from megakernel_common.process import OwnerProcess, end_at_exit
@@ -39,7 +41,12 @@ class Loop:
         broken: The error that ended the loop, if it was a defect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arbiter: DeviceArbiter) -> None:
+        """Prepares the loop; `run` runs it.
+
+        Args:
+            arbiter: Of the device.
+        """
         self.wakeup = Wakeup()
         self.reader_wakeups = ReaderWakeups()
         self.closed = False
@@ -47,6 +54,7 @@ class Loop:
         self._lock = threading.Condition()
         self._streams: dict[Inbox, Stream] = {}
         self._reported = deque[Inbox]()  # inboxes of the streams to look at
+        self._device_work = ShortWork(arbiter)
         self._process = OwnerProcess("STT")
 
     def add(self, inbox: Inbox, stream: Stream, slots: int, *, wait: bool) -> None:
@@ -111,6 +119,7 @@ class Loop:
         except BaseException as error:  # a defect must not leave a session waiting
             self.broken = error
         self.closed = True
+        self._device_work.end()
         closing = EngineClosedError("The engine was closed while the session was open.")
         closing.__cause__ = self.broken
         with self._lock:
@@ -135,8 +144,34 @@ class Loop:
         Returns:
             Whether there was any.
         """
-        groups: dict[Recogniser, list[_Ready]] = {}
+        ready = self._take_ready({})
+        if not ready:
+            self._device_work.end()
+            return False
+        if self._device_work.begin():
+            ready |= self._take_ready(ready)  # those that came meanwhile share the steps
+        groups = dict[Recogniser, list[_Ready]]()
+        for one in ready.values():
+            groups.setdefault(one.stream.recogniser, []).append(one)
+        for recogniser, group in groups.items():
+            for i in range(0, len(group), _MAX_BATCH):
+                self._step(recogniser, group[i : i + _MAX_BATCH])
+                self.reader_wakeups.wake()
+        return True
+
+    def _take_ready(self, taken: Container[Inbox]) -> dict[Inbox, "_Ready"]:
+        """Looks at the streams that have reported, and answers requests that need no chunk.
+
+        Args:
+            taken: Streams whose next chunk was taken already.
+
+        Returns:
+            The next chunks of the others.
+        """
+        ready = dict[Inbox, _Ready]()
         for inbox, stream in self._take_reported():
+            if inbox in taken:  # it is looked at again after its chunk
+                continue
             if stream.abandoned:
                 self._remove(inbox)
                 continue
@@ -148,13 +183,9 @@ class Loop:
             if stream.finished:
                 self._remove(inbox)
             elif chunk is not None:
-                groups.setdefault(stream.recogniser, []).append(_Ready(inbox, stream, chunk))
+                ready[inbox] = _Ready(inbox, stream, chunk)
         self.reader_wakeups.wake()  # results of requests do not wait for the chunks
-        for recogniser, ready in groups.items():
-            for i in range(0, len(ready), _MAX_BATCH):
-                self._step(recogniser, ready[i : i + _MAX_BATCH])
-                self.reader_wakeups.wake()
-        return bool(groups)
+        return ready
 
     def _step(self, recogniser: Recogniser, ready: list["_Ready"]) -> None:
         """Computes chunks together; if that fails, each solo, to find the stream at fault."""
@@ -201,16 +232,19 @@ class Engine:
         slots: Number of streams at a time.
     """
 
-    def __init__(self, slots: int, *, num_compute_threads: int | None = None) -> None:
+    def __init__(
+        self, slots: int, arbiter: DeviceArbiter, *, num_compute_threads: int | None = None
+    ) -> None:
         """Starts the thread.
 
         Args:
             slots: Number of streams at a time.
+            arbiter: Of the device.
             num_compute_threads: As in `start_thread`.
         """
         self.slots = slots
         self._process = OwnerProcess("STT")
-        self._loop = Loop()
+        self._loop = Loop(arbiter)
         self._thread = start_thread(
             self._loop.run, "megakernel-stt-engine", num_compute_threads=num_compute_threads
         )

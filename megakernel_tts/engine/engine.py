@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from megakernel_common.device_arbiter import DeviceArbiter
 from megakernel_common.errors import EngineBusyError, EngineClosedError
 from megakernel_common.process import OwnerProcess, end_at_exit
 from megakernel_common.threads import start_thread
@@ -48,6 +49,7 @@ class Engine:
         alignment: Alignment | None = None,
         *,
         max_waiting: int = 64,
+        arbiter: DeviceArbiter | None = None,
         num_compute_threads: int | None = None,
         policy: SchedulingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -61,6 +63,7 @@ class Engine:
             vocoder: The codec for the backend's slots; in plain torch if None.
             alignment: Calibrated heads, which `backend` captures; word times are estimated if None.
             max_waiting: Sessions that may be open in addition to those that have a slot.
+            arbiter: Of the backend's device; None if no other engine uses it.
             num_compute_threads: As in `start_thread`.
             policy: Scheduling limits; the defaults if None.
             clock: Returns the time in seconds.
@@ -74,7 +77,9 @@ class Engine:
         self._max_sessions = backend.num_slots + max_waiting
         self._initial_state = self.vocoder.prepare_state(decoder.start())
         self._state_after = lru_cache(maxsize=32)(partial(_state_after, decoder, self.vocoder))
-        self._loop = Loop(backend, prompt_builder, self.vocoder, policy, clock)
+        self._loop = Loop(
+            backend, prompt_builder, self.vocoder, arbiter or DeviceArbiter(), policy, clock
+        )
         self._thread = start_thread(
             self._loop.run, "megakernel-tts-engine", num_compute_threads=num_compute_threads
         )

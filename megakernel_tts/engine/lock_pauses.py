@@ -43,7 +43,11 @@ class LockPauses:
             self.pause()
 
     def pause(self) -> None:
-        """Releases the lock for long enough that a thread that waits for it gets it."""
+        """Pauses, unless there are few streams."""
         if self.num_streams > _FEW_STREAMS:
-            time.sleep(_PAUSE_S)
-            self._since_s = self._clock()
+            self.pause_always()
+
+    def pause_always(self) -> None:
+        """Releases the lock for long enough that a thread that waits for it gets it."""
+        time.sleep(_PAUSE_S)
+        self._since_s = self._clock()

@@ -6,7 +6,8 @@ waiting streams and runs prefill chunks within a budget. It then chooses the siz
 next chunk, steps the streams that can move until their chunks are due or a playback deadline is
 near (`deadlines`), and starts to decode the chunks that are due. Streams join and leave between
 steps. A new session, a cancellation, or text for a stream that lacks it ends the step with the
-frame under way.
+frame under way, and so does recognition on the same device, which then goes first
+(`DeviceArbiter`).
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
@@ -28,6 +29,7 @@ from functools import partial
 
 import torch
 
+from megakernel_common.device_arbiter import DeviceArbiter, LongWork
 from megakernel_common.events import ReaderWakeups
 from megakernel_common.process import OwnerProcess
 from megakernel_common.wakeup import Wakeup
@@ -64,6 +66,7 @@ class Loop:
         backend: Backend,
         prompt_builder: PromptBuilder,
         vocoder: Vocoder,
+        arbiter: DeviceArbiter,
         policy: SchedulingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +76,7 @@ class Loop:
             backend: Makes frames.
             prompt_builder: Builds prompts.
             vocoder: Decodes frames.
+            arbiter: Of the backend's device.
             policy: Scheduling limits; the defaults if None.
             clock: Returns the time in seconds.
         """
@@ -87,6 +91,8 @@ class Loop:
         self._process = OwnerProcess()
         self._backend = backend
         self._feeder = TextFeeder(backend, prompt_builder, vocoder)
+        # From the first prefill or frame of an iteration to the end of its step.
+        self._device_work = LongWork(arbiter, backend.interrupt)
         self._stepped = False  # in the last iteration
         self._work = IterationWork()
 
@@ -122,6 +128,7 @@ class Loop:
         except BaseException as error:  # a defect must not leave a session waiting
             self.broken = error
         self.closed = True
+        self._device_work.end()
         self.decoding.discard()
         for stream in self.scheduler.streams:
             with suppress(Exception):  # every session gets its finish, even if a slot is not freed
@@ -146,6 +153,7 @@ class Loop:
         others_wait = self._admit()
         movable = self._plan_chunks()
         self._step_until_due(movable, others_wait=others_wait)
+        self._end_device_work()  # a prefill without a step, or a step that failed
         self.decoding.decode([stream for stream in scheduler.streams if stream.due])
         self._stepped = bool(movable)
         self._work.total_s = scheduler.clock() - begin_s
@@ -346,6 +354,7 @@ class Loop:
             return
         if self._backend.blocking:
             self.decoding.deliver()
+        self._begin_device_work()
         try:
             self._work.num_positions += self._feeder.prefill(beginning, budget)
         except Exception as error:
@@ -370,6 +379,7 @@ class Loop:
             return 0
         overlap = partial(self._beside_step, moving)
         on_last_frame = partial(self.decoding.begin_early, moving)
+        self._begin_device_work()
         try:
             slots = [stream.active_slot for stream in moving]
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
@@ -385,6 +395,7 @@ class Loop:
                 return 0
             return sum(self._step([stream] if stream.movable else [], 1) for stream in moving)
         self._pauses.restart()
+        self._end_device_work()  # the codec's kernels, which may still run, are small
         now_s = self.scheduler.clock()
         for stream, frames in zip(moving, made, strict=True):
             if stream.active_segment.outcome is None:  # not ended by what was delivered
@@ -392,6 +403,20 @@ class Loop:
             self._pauses.pause_if_due()
         self.decoding.confirm_early()
         return max(frames.codes.shape[0] for frames in made)
+
+    def _begin_device_work(self) -> None:
+        """Waits while another engine has short work for the device, and delivers meanwhile."""
+        if self._device_work.must_wait:
+            self._beside_device_work()
+            self._device_work.begin()
+            self._pauses.restart()
+        else:
+            self._device_work.begin()
+
+    def _end_device_work(self) -> None:
+        self._device_work.end()
+        if self._device_work.must_wait:
+            self._pauses.pause_always()  # for the thread that waits for the device
 
     def _isolate(self, stream: Stream, action: Callable[[Stream], object]) -> None:
         """Runs an action for one stream; an error ends that stream and no other."""

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megakernel_common import device_arbiter
+from megakernel_common.device_arbiter import DeviceArbiter, LongWork
 from megakernel_stt import (
     STT,
     AudioError,
@@ -21,10 +23,11 @@ from megakernel_stt import (
     RecognitionError,
     Session,
 )
-from megakernel_stt.engine.recogniser import StreamingRecogniser
+from megakernel_stt.engine.recogniser import ChunkRecogniser, StreamingRecogniser
 from megakernel_stt.session import EventQueue
+from tests.background import Waits
 from tests.fakes import TIMEOUT_S
-from tests.stt.conftest import MakeCheckpoint
+from tests.stt.conftest import DEVICES, MakeCheckpoint
 from tests.stt.sessions import RATE, ids, last_final, noise
 from tests.stt.streams import NOTHING, sound
 
@@ -171,6 +174,41 @@ def test_an_event_loop_is_woken_once_for_the_results_of_a_step(
         finals = asyncio.run(asyncio.wait_for(main(stt), TIMEOUT_S))
     assert all(final.is_last and final.transcript.tokens for final in finals)
     assert 0 < num_wakes <= num_events / 3  # the first step may have some of the streams only
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_chunks_that_come_while_synthesis_ends_share_a_step(
+    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Synthesis on the same device waits until no chunk is left."""
+    monkeypatch.setattr(device_arbiter, "_MAX_WAIT_S", TIMEOUT_S)
+    arbiter, sizes, step = DeviceArbiter(), list[int](), ChunkRecogniser.step
+    waits = Waits(arbiter)
+    monkeypatch.setattr("megakernel_stt.stt.device_arbiter", lambda device: arbiter)
+
+    def observed_step(self: ChunkRecogniser, recognitions: Sequence) -> None:
+        assert arbiter.short and not arbiter.long
+        sizes.append(len(recognitions))
+        step(self, recognitions)
+
+    monkeypatch.setattr(ChunkRecogniser, "step", observed_step)
+    synthesis = LongWork(arbiter, lambda: None)
+    with STT.load(recogniser(), device, slots=2) as stt:
+        synthesis.begin()
+        sessions = [stt.open(lookahead_ms=80) for _ in range(2)]
+        pcm = noise(0.2, seed=3)
+        sessions[0].push(pcm, RATE)
+        waits.next()
+        sessions[0].push(pcm, RATE)  # looked at after its first chunk
+        sessions[1].push(pcm, RATE)
+        assert not sizes
+        synthesis.end()
+        finals = [last_final(session) for session in sessions]
+        assert sizes[0] == 2
+        assert [final.seconds for final in finals] == [0.4, 0.2]
+        synthesis.begin()
+        assert not arbiter.short
+        synthesis.end()
 
 
 def test_a_forked_process_is_refused(stt: STT) -> None:
