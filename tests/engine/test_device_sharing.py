@@ -8,6 +8,8 @@ import pytest
 from megakernel_common import device_arbiter
 from megakernel_common.device_arbiter import ShortWork
 from megakernel_tts import AudioChunk
+from megakernel_tts.backends.protocol import Frames
+from megakernel_tts.engine.stream import Stream
 from tests.background import Background, Waits
 from tests.fakes import TIMEOUT_S
 from tests.rig import Rig, codes, drain, scripted
@@ -71,9 +73,9 @@ def test_no_frame_is_made_beside_short_work(loud_rig: Rig, monkeypatch: pytest.M
         short = ShortWork(loud_rig.arbiter)
         short.begin()
         num_made = len(made)
-        alone = all(len(made) == num_made for _ in range(1000))
+        undisturbed = all(len(made) == num_made for _ in range(1000))
         short.end()
-        return alone
+        return undisturbed
 
     def begin_at_random() -> None:
         if rng.random() < 0.5:
@@ -98,6 +100,27 @@ def test_short_work_without_end_slows_down_and_does_not_stop(
     chunks, _ = drain(loud_rig.open(seed=4, first=100, largest=100))
     np.testing.assert_array_equal(codes(chunks), scripted(4, loud_rig.num_frames))
     assert len(loud_rig.backend.step_lengths) == len(loud_rig.backend.batch_sizes)
+
+
+def test_recognition_does_not_wait_for_the_host_after_a_step(
+    loud_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[bool] = []
+    add_frames = Stream.add_frames
+
+    def observed(self: Stream, frames: Frames, now_s: float) -> None:
+        free.append(not loud_rig.arbiter.long)
+        add_frames(self, frames, now_s)
+
+    monkeypatch.setattr(Stream, "add_frames", observed)
+    drain(loud_rig.open(seed=4))
+    assert free and all(free)
+
+
+def test_the_device_is_free_after_a_prompt_that_failed(loud_rig: Rig) -> None:
+    loud_rig.backend.failing_prompts = {4}
+    assert drain(loud_rig.open(seed=4))[1].reason == "error"
+    assert loud_rig.idle() and not loud_rig.arbiter.long
 
 
 def test_the_device_is_free_after_the_engine_is_closed(loud_rig: Rig) -> None:

@@ -211,6 +211,31 @@ def test_chunks_that_come_while_synthesis_ends_share_a_step(
         synthesis.end()
 
 
+def test_a_session_that_is_cancelled_while_its_chunk_waits_affects_no_other(
+    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunk fails afterwards."""
+    monkeypatch.setattr(device_arbiter, "_MAX_WAIT_S", TIMEOUT_S)
+    arbiter = DeviceArbiter()
+    waits, synthesis = Waits(arbiter), LongWork(arbiter, lambda: None)
+    monkeypatch.setattr("megakernel_stt.stt.device_arbiter", lambda device: arbiter)
+    step = ChunkRecogniser.step
+
+    def fail_first(self: ChunkRecogniser, recognitions: Sequence) -> None:
+        monkeypatch.setattr(ChunkRecogniser, "step", step)
+        raise RuntimeError("no step")
+
+    with STT.load(recogniser(), "cpu", slots=1) as stt:
+        monkeypatch.setattr(ChunkRecogniser, "step", fail_first)
+        synthesis.begin()
+        cancelled = stt.open(lookahead_ms=80)
+        cancelled.push(noise(0.2, seed=3), RATE)
+        waits.next()
+        cancelled.cancel()
+        synthesis.end()
+        assert stt.transcribe((noise(0.2), RATE)).seconds == 0.2 and stt.running
+
+
 def test_a_forked_process_is_refused(stt: STT) -> None:
     with stt.open() as session:
         read, write = os.pipe()
