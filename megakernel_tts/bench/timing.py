@@ -1,7 +1,7 @@
 """Times whole requests, from text to PCM, through the public API."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -256,12 +256,16 @@ async def _time_round(
 
     If a stream fails, those of the others end when `asyncio.run` cancels their tasks.
     """
-    return await asyncio.gather(*(_time_stream(tts, request, chunk, seed) for seed in seeds))
+    streams = [bind_request(tts.astream, request, chunk, seed) for seed in seeds]
+    return await asyncio.gather(*map(_time_stream, streams))
 
 
-async def _time_stream(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> RequestTiming:
-    """As `time_request`, on an event loop."""
-    stream = bind_request(tts.astream, request, chunk, seed)
+async def _time_stream(stream: Callable[[], AsyncIterator[AudioChunk]]) -> RequestTiming:
+    """As `time_request`, on an event loop.
+
+    Args:
+        stream: `TTS.astream` with its arguments.
+    """
     timer = _RequestTimer()
     async for audio_chunk in stream():
         timer.add(audio_chunk)
