@@ -56,7 +56,7 @@ from megakernel_common.files import check_output
 from megakernel_stt import STT
 from megakernel_tts import TTS, AudioChunk, ChunkPolicy
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
-from megakernel_tts.bench.event_loop import frozen_heap
+from megakernel_tts.bench.heap import frozen_heap
 from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.cli.console import file_path, positive_integer, positive_number
 from megakernel_tts.model.random_released import SIZES, write_released_checkpoint

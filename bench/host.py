@@ -31,7 +31,8 @@ from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, ChunkPolicy, ModelInfo
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
-from megakernel_tts.bench.event_loop import frozen_heap, measure_event_loop
+from megakernel_tts.bench.event_loop import measure_event_loop
+from megakernel_tts.bench.heap import frozen_heap
 from megakernel_tts.bench.timing import BenchmarkRequest
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples

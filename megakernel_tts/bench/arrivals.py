@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from megakernel_tts import TTS, EngineBusyError
-from megakernel_tts.bench.event_loop import frozen_heap
+from megakernel_tts.bench.heap import frozen_heap
 from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.bench.timing import BenchmarkRequest
 

@@ -1,16 +1,16 @@
 """Delays of an asyncio event loop while it serves streams."""
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
-from megakernel_tts import TTS, ChunkPolicy
-from megakernel_tts.bench.timing import BenchmarkRequest
+from megakernel_tts import TTS
+from megakernel_tts.bench.heap import frozen_heap
+from megakernel_tts.bench.timing import BenchmarkRequest, bind_request
 
 _TIMER_INTERVAL_S = 0.001
 _IDLE_S = 0.2  # before each round
@@ -53,22 +53,6 @@ def measure_event_loop(tts: TTS, request: BenchmarkRequest, streams: int, rounds
     return EventLoop(streams, rounds, *figures)
 
 
-@contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Excludes existing objects from garbage collection, as a server does after its warm-up.
-
-    They stay excluded afterwards if others were excluded before.
-    """
-    was_frozen = gc.get_freeze_count() > 0
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not was_frozen:
-            gc.unfreeze()
-
-
 async def _timer_delays(
     tts: TTS, request: BenchmarkRequest, streams: int, rounds: int
 ) -> tuple[list[float], list[float]]:
@@ -86,14 +70,7 @@ async def _timer_delays(
 
 async def _consume_stream(tts: TTS, request: BenchmarkRequest, seed: int) -> None:
     """Runs one stream in chunks of one frame, which cause the most work on the event loop."""
-    async for _ in tts.astream(
-        request.text,
-        request.voice,
-        instruct=request.instruct,
-        layout=request.layout,
-        sampling=replace(request.sampling, seed=seed),
-        chunks=ChunkPolicy(1, 1),
-    ):
+    async for _ in bind_request(tts.astream, request, 1, seed)():
         pass
 
 

@@ -1,17 +1,20 @@
 """Times whole requests, from text to PCM, through the public API."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from threading import Barrier
 from time import perf_counter
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from megakernel_tts import TTS, ChunkPolicy, Sampling, SynthesisError, Voice
+from megakernel_tts import TTS, AudioChunk, ChunkPolicy, Sampling, SynthesisError, Voice
+from megakernel_tts.bench.heap import frozen_heap
 from megakernel_tts.bench.playback import PlaybackGaps
+
+Chunks = TypeVar("Chunks")  # an iterator, or an asynchronous one
 
 _MAX_SECONDS = 2.0  # of rounds; the round in progress is completed
 
@@ -87,8 +90,65 @@ class Streaming:
     underruns: int
 
 
+class _RequestTimer:
+    """Times a request from its creation on, by the chunks that it is given."""
+
+    def __init__(self) -> None:
+        """Starts the clock."""
+        self._playback = PlaybackGaps()
+        self._frames = 0
+        self._audio_s = 0.0
+        self._first_s: float | None = None
+        self._start_s = perf_counter()
+
+    def add(self, chunk: AudioChunk) -> None:
+        """Adds a chunk that has just come."""
+        now_s = perf_counter()
+        self._first_s = now_s if self._first_s is None else self._first_s
+        self._frames += len(chunk.codes)
+        chunk_s = len(chunk.pcm) / chunk.sample_rate
+        self._audio_s += chunk_s
+        self._playback.add(now_s, chunk_s)
+
+    def end(self) -> RequestTiming:
+        """Stops the clock.
+
+        Raises:
+            SynthesisError: The speech had no frames.
+        """
+        end_s = perf_counter()
+        if self._first_s is None:
+            raise SynthesisError("The speech ended before its first frame, so it cannot be timed.")
+        gaps_s = tuple(self._playback.gaps_s)
+        return RequestTiming(
+            self._start_s, self._first_s, end_s, self._frames, self._audio_s, gaps_s
+        )
+
+
+def bind_request(
+    stream: Callable[..., Chunks], request: BenchmarkRequest, chunk: int, seed: int
+) -> Callable[[], Chunks]:
+    """Gives `TTS.stream` or `TTS.astream` its arguments, without calling it.
+
+    Args:
+        stream: The method.
+        request: The request.
+        chunk: Frames per chunk.
+        seed: Of the sampling.
+    """
+    return partial(
+        stream,
+        request.text,
+        request.voice,
+        instruct=request.instruct,
+        layout=request.layout,
+        sampling=replace(request.sampling, seed=seed),
+        chunks=ChunkPolicy(chunk, chunk),
+    )
+
+
 def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> RequestTiming:
-    """Times one request.
+    """Times one request, which this thread reads.
 
     Args:
         tts: Warm.
@@ -97,28 +157,13 @@ def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> 
         seed: Of the sampling.
 
     Raises:
-        SynthesisError: The speech has no frames.
+        SynthesisError: Synthesis failed, or the speech has no frames.
     """
-    sampling, chunks = replace(request.sampling, seed=seed), ChunkPolicy(chunk, chunk)
-    frames, audio_s, first_s, playback = 0, 0.0, None, PlaybackGaps()
-    start_s = perf_counter()
-    for audio_chunk in tts.stream(
-        request.text,
-        request.voice,
-        instruct=request.instruct,
-        layout=request.layout,
-        sampling=sampling,
-        chunks=chunks,
-    ):
-        end_s = perf_counter()
-        first_s = end_s if first_s is None else first_s
-        frames += len(audio_chunk.codes)
-        chunk_s = len(audio_chunk.pcm) / audio_chunk.sample_rate
-        audio_s += chunk_s
-        playback.add(end_s, chunk_s)
-    if first_s is None:
-        raise SynthesisError("The speech ended before its first frame, so it cannot be timed.")
-    return RequestTiming(start_s, first_s, perf_counter(), frames, audio_s, tuple(playback.gaps_s))
+    stream = bind_request(tts.stream, request, chunk, seed)
+    timer = _RequestTimer()
+    for audio_chunk in stream():
+        timer.add(audio_chunk)
+    return timer.end()
 
 
 def time_first_chunk(
@@ -152,7 +197,7 @@ def time_first_chunk(
 def time_streams(
     tts: TTS, request: BenchmarkRequest, chunk: int, streams: int, rounds: int
 ) -> Streaming:
-    """Measures streams that begin at the same time.
+    """Measures streams that begin at the same time, read on one event loop as by a server.
 
     Args:
         tts: Warm, with at least as many slots as streams.
@@ -160,15 +205,12 @@ def time_streams(
         chunk: Frames per chunk.
         streams: Number of streams.
         rounds: Maximum number of rounds; no round begins after `_MAX_SECONDS`.
+
+    Raises:
+        SynthesisError: A request failed, or its speech has no frames; the others are cancelled.
     """
-    deadline_s = perf_counter() + _MAX_SECONDS
-    timings_of_rounds: list[list[RequestTiming]] = []
-    with ThreadPoolExecutor(streams) as pool:
-        for number in range(rounds):
-            seeds = range(number * streams, (number + 1) * streams)
-            timings_of_rounds.append(_time_round(pool, tts, request, chunk, seeds))
-            if perf_counter() > deadline_s:
-                break
+    with frozen_heap():
+        timings_of_rounds = asyncio.run(_time_rounds(tts, request, chunk, streams, rounds))
     timings = [timing for round_timings in timings_of_rounds for timing in round_timings]
     first_chunks = [
         sorted(1e3 * (t.first_s - t.start_s) for t in round_timings)
@@ -193,17 +235,41 @@ def _per_second(round_timings: Sequence[RequestTiming], amount: float) -> float:
     return amount / (max(timing.end_s for timing in round_timings) - begin_s)
 
 
-def _time_round(
-    pool: ThreadPoolExecutor, tts: TTS, request: BenchmarkRequest, chunk: int, seeds: Sequence[int]
+async def _time_rounds(
+    tts: TTS, request: BenchmarkRequest, chunk: int, streams: int, rounds: int
+) -> list[list[RequestTiming]]:
+    """Runs rounds, one after another; see `time_streams`."""
+    deadline_s = perf_counter() + _MAX_SECONDS
+    timings_of_rounds: list[list[RequestTiming]] = []
+    for number in range(rounds):
+        seeds = range(number * streams, (number + 1) * streams)
+        timings_of_rounds.append(await _time_round(tts, request, chunk, seeds))
+        if perf_counter() > deadline_s:
+            break
+    return timings_of_rounds
+
+
+async def _time_round(
+    tts: TTS, request: BenchmarkRequest, chunk: int, seeds: Sequence[int]
 ) -> list[RequestTiming]:
-    """Runs one stream per thread; all begin at a barrier."""
-    barrier = Barrier(len(seeds))
+    """Runs one stream per task; all tasks begin in one iteration of the event loop.
 
-    def time_stream(seed: int) -> RequestTiming:
-        barrier.wait()
-        return time_request(tts, request, chunk, seed)
+    If a stream fails, those of the others end when `asyncio.run` cancels their tasks.
+    """
+    streams = [bind_request(tts.astream, request, chunk, seed) for seed in seeds]
+    return await asyncio.gather(*map(_time_stream, streams))
 
-    return list(pool.map(time_stream, seeds))
+
+async def _time_stream(stream: Callable[[], AsyncIterator[AudioChunk]]) -> RequestTiming:
+    """As `time_request`, on an event loop.
+
+    Args:
+        stream: `TTS.astream` with its arguments.
+    """
+    timer = _RequestTimer()
+    async for audio_chunk in stream():
+        timer.add(audio_chunk)
+    return timer.end()
 
 
 def _ms(milliseconds: float) -> float:

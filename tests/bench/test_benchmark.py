@@ -1,8 +1,9 @@
 """The benchmark's figures, files and command, and the measurement of peers."""
 
+import asyncio
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from megakernel_tts import TTS, AudioChunk, EngineBusyError
+from megakernel_tts import TTS, AudioChunk, EngineBusyError, SynthesisError
 from megakernel_tts.bench import event_loop, stages, timing
 from megakernel_tts.bench.arrivals import measure_arrivals
-from megakernel_tts.bench.event_loop import frozen_heap, measure_event_loop
+from megakernel_tts.bench.event_loop import measure_event_loop
+from megakernel_tts.bench.heap import frozen_heap
 from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.bench.stages import measure_stages, stage_timer
 from megakernel_tts.bench.timing import (
@@ -143,20 +145,90 @@ def test_throughput_and_underruns_are_of_all_streams(
     demo: TTS, hello: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A minute passes before the second chunk of each stream."""
-    stream = demo.stream
+    astream = demo.astream
 
-    def stalled(*arguments: Any, **keywords: Any) -> Iterator[AudioChunk]:
-        for i, chunk in enumerate(stream(*arguments, **keywords)):
-            if i == 1:
+    async def stalled(*arguments: Any, **keywords: Any) -> AsyncIterator[AudioChunk]:
+        num_chunks = 0
+        async for chunk in astream(*arguments, **keywords):
+            num_chunks += 1
+            if num_chunks == 2:
                 clock.advance(60.0)
             yield chunk
 
-    monkeypatch.setattr(demo, "stream", stalled)
+    monkeypatch.setattr(demo, "astream", stalled)
     short = replace(hello, sampling=replace(demo.sampling, max_frames=4))
     figures = time_streams(demo, short, 1, streams=2, rounds=1)
     assert figures.underruns >= 2
     assert 0 < figures.frames_per_second <= 8 / 60
     assert figures.audio_seconds_per_second == pytest.approx(0.08 * 8 / 60, abs=0.01)
+
+
+def test_streams_of_all_rounds_are_read_on_one_event_loop(
+    demo: TTS, brief: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of a round are opened before one of them is read; seeds are not used twice."""
+    astream = demo.astream
+    events: list[str] = []
+    loops: set[asyncio.AbstractEventLoop] = set()
+    seeds: list[int] = []
+
+    async def observed(*arguments: Any, **keywords: Any) -> AsyncIterator[AudioChunk]:
+        events.append("opened")
+        loops.add(asyncio.get_running_loop())
+        seeds.append(keywords["sampling"].seed)
+        assert gc.get_freeze_count(), "objects from before the measurement are collected"
+        async for chunk in astream(*arguments, **keywords):
+            events.append("read")
+            yield chunk
+
+    monkeypatch.setattr(demo, "astream", observed)
+    gc.unfreeze()
+    figures = time_streams(demo, brief, 3, streams=2, rounds=2)
+    assert figures.rounds == 2 and sorted(seeds) == [0, 1, 2, 3]
+    assert events == 2 * ["opened", "opened", "read", "read"]
+    assert len(loops) == 1 and not gc.get_freeze_count()
+
+
+def test_clock_of_a_stream_starts_before_its_text_is_passed_on(
+    demo: TTS, brief: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    astream = demo.astream
+
+    def slow(*arguments: Any, **keywords: Any) -> Any:
+        clock.advance(10.0)
+        return astream(*arguments, **keywords)
+
+    monkeypatch.setattr(demo, "astream", slow)
+    figures = time_streams(demo, brief, 1, streams=1, rounds=1)
+    assert 10_000 <= figures.first_chunk_ms[0] < 20_000
+
+
+def test_a_stream_that_fails_ends_the_others(
+    demo: TTS, hello: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is raised as it is, and not within a group."""
+    astream, error = demo.astream, SynthesisError("a failure")
+    speaking, cancelled = asyncio.Event(), 0
+
+    async def failing(*arguments: Any, **keywords: Any) -> AsyncIterator[AudioChunk]:
+        nonlocal cancelled
+        if keywords["sampling"].seed == 0:
+            await asyncio.wait_for(speaking.wait(), 60)
+            raise error
+        try:
+            async for chunk in astream(*arguments, **keywords):
+                speaking.set()
+                yield chunk
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+
+    monkeypatch.setattr(demo, "astream", failing)
+    with pytest.raises(SynthesisError) as caught:
+        time_streams(demo, hello, 1, streams=2, rounds=1)
+    assert caught.value is error and cancelled == 1
+    demo.say("Hello.", "clara")  # after which the engine has left the stream that was cancelled
+    assert demo._loaded.engine.num_sessions == 0
 
 
 def test_a_chunk_is_late_if_the_audio_before_it_was_played() -> None:
