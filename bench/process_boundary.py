@@ -39,6 +39,7 @@ async def open_session(engine: SpeechEngine, text: str | None) -> SpeechSession:
         None,
         "auto",
         None,
+        layout="auto",
         sampling=Sampling(seed=0),
         chunks=LivePolicy().chunks,
         speed=1.0,

@@ -47,6 +47,7 @@ _WARM_UP_S = 3.0
 _FIELDS: Mapping[str, object] = {
     "input": ARRIVALS_TEXT,
     "response_format": "pcm",
+    "non_streaming_mode": False,  # as in requests of Nari's benchmark
     "max_new_tokens": RANDOM_FRAMES,
     "guard": False,
 }

@@ -1,9 +1,11 @@
 """What the server needs of an engine: `TTS` in this process, or a cluster of engine processes."""
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 from megakernel_tts import AudioChunk, ChunkPolicy, Finish, ModelInfo, Sampling, Voice
+
+TextLayout = Literal["auto", "full", "streaming"]  # as in `TTS.open`
 
 
 class SpeechSession(Protocol):
@@ -89,6 +91,7 @@ class SpeechEngine(Protocol):
         language: str,
         instruct: str | None,
         *,
+        layout: TextLayout,
         sampling: Sampling,
         chunks: ChunkPolicy,
         speed: float,

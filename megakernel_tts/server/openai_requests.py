@@ -7,6 +7,7 @@ from megakernel_tts import Voice
 from megakernel_tts.server import codecs
 from megakernel_tts.server.cloning import MAX_INLINE_CHARACTERS
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
+from megakernel_tts.server.engine import TextLayout
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
     get_field,
@@ -60,6 +61,7 @@ async def speech_request(
         sampling=sampling_of(fields, streams.default_sampling),
         audio_format=audio_format,
         paced=False,
+        layout=_layout(fields),
         speed=speed_of(fields),
         pronunciations=pronunciations_of(fields),
         priority=priority_of(fields),
@@ -75,6 +77,14 @@ def usage_of(num_characters: int, num_frames: int) -> dict[str, int]:
         "output_tokens": num_frames,
         "total_tokens": num_characters + num_frames,
     }
+
+
+def _layout(fields: Mapping[str, Any]) -> TextLayout:
+    """The layout of the text that the field `non_streaming_mode` selects."""
+    non_streaming = get_field(fields, "non_streaming_mode", bool, None)
+    if non_streaming is None:
+        return "auto"
+    return "full" if non_streaming else "streaming"
 
 
 async def _voice(

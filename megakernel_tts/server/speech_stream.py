@@ -21,7 +21,7 @@ from megakernel_tts import (
     Word,
 )
 from megakernel_tts.server.encoding import AudioEncoder, AudioFormat
-from megakernel_tts.server.engine import SpeechSession
+from megakernel_tts.server.engine import SpeechSession, TextLayout
 from megakernel_tts.server.errors import (
     RequestError,
     SlowClientError,
@@ -54,6 +54,7 @@ class SpeechRequest:
         sampling: Sampling parameters.
         audio_format: Format of the audio.
         paced: Whether audio is sent at the pace of playback, for a listener that may interrupt.
+        layout: Where the text goes in the prompt, as in `TTS.open`.
         speed: How many times as fast as ordinary speech, from 0.5 to 2.
         pronunciations: Respellings of words, in addition to those of the server.
         priority: Its class; None for `LIVE` if it is paced, else `PREFETCH`.
@@ -66,6 +67,7 @@ class SpeechRequest:
     sampling: Sampling
     audio_format: AudioFormat
     paced: bool
+    layout: TextLayout = "auto"
     speed: float = 1.0
     pronunciations: Pronunciations = field(default_factory=Pronunciations)
     priority: Priority | None = None

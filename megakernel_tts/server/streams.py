@@ -176,6 +176,7 @@ class SpeechStreams:
             request.voice,
             request.language,
             request.instruct,
+            layout=request.layout,
             sampling=request.sampling,
             chunks=_LIVE.chunks if request.paced else _UNPACED_CHUNKS,
             speed=request.speed,

@@ -52,6 +52,7 @@ def test_engines_are_measured_and_one_is_killed(
     options += ["--gpus", ",".join(map(str, gpus))]
     run(monkeypatch, *SIMULATED, *options)
     report: dict[str, Any] = json.loads(file.read_text())
+    assert report["request"]["non_streaming_mode"] is False, "as in Nari's benchmark"
     assert report["largest_rate_by_gpus"] == {str(count): 4.0 for count in gpus}
     assert report["ratio_of_largest_rates"] == (1.0 if len(gpus) > 1 else None)
     loads = [(run["gpus"], run["figures"]["rate"], run["search"]) for run in report["runs"]]

@@ -4,7 +4,7 @@ import json
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -147,6 +147,18 @@ def test_speech_has_the_key_of_its_request_and_the_priority_of_its_protocol(
     assert report.priority is (other if named else protocol.default)
     assert report.caller.account.name == "test"
     assert request.paced is protocol.paced
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_requests_of_openais_api_alone_select_the_layout(
+    locked: RunningServer, opened: Opened, name: str
+) -> None:
+    protocol = PROTOCOLS[name]
+    first, *others = protocol.messages
+    messages = [first | {"non_streaming_mode": False}, *others]
+    replace(protocol, messages=messages).speak(locked, None, opened)
+    request, _ = opened.get(timeout=TIMEOUT_S)
+    assert request.layout == ("streaming" if name.startswith("openai") else "auto")
 
 
 @pytest.mark.parametrize("name", ["openai", "cartesia socket"])

@@ -4,6 +4,8 @@ import json
 import socket
 import struct
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,12 +13,20 @@ import numpy as np
 import pytest
 from openai import APIStatusError, AsyncOpenAI, NotFoundError, OpenAI
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, Speech
 from megakernel_tts.server.connections import BoundedHttpProtocol
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.voices import OPENAI_VOICES
 from megakernel_tts.session import FRAME_S
+from tests.comparison import assert_same_speech
 from tests.server.running import TEXT, RunningServer, running_server, wait_until
+
+
+@pytest.fixture(scope="module")
+def demo_server() -> Iterator[RunningServer]:
+    """A server with the demo voice: simulated models speak alike in both layouts."""
+    with TTS.load(device="cpu", slots=1) as tts, running_server(tts) as server:
+        yield server
 
 
 def speak(server: RunningServer, **fields: Any) -> httpx.Response:
@@ -168,8 +178,30 @@ def test_openai_voices_are_those_of_the_model(server: RunningServer) -> None:
 
 
 def test_unknown_fields_are_ignored(server: RunningServer) -> None:
-    fields = {"non_streaming_mode": False, "ignore_eos": None, "stage_params": {"a": [1]}}
+    fields = {"initial_codec_chunk_frames": 4, "ignore_eos": None, "stage_params": {"a": [1]}}
     assert speak(server, **fields).status_code == 200
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_non_streaming_mode_selects_the_layout_of_the_text(
+    demo_server: RunningServer, seed: int
+) -> None:
+    demo, fields = demo_server.tts, {"voice": "clara", "seed": seed, "max_new_tokens": 6}
+    sampling = replace(demo.sampling, seed=seed, max_frames=6)
+
+    def say(layout: Any) -> Speech:
+        return demo.say(TEXT, "clara", layout=layout, sampling=sampling)
+
+    assert not np.array_equal(say("full").codes, say("streaming").codes)
+    selected: list[tuple[dict[str, Any], str]] = [
+        ({}, "auto"),
+        ({"non_streaming_mode": None}, "auto"),
+        ({"non_streaming_mode": True}, "full"),
+        ({"non_streaming_mode": False}, "streaming"),
+    ]
+    for mode, layout in selected:
+        reply = speak(demo_server, **fields, **mode)
+        assert_same_speech(reply.content, say(layout).pcm.tobytes())
 
 
 def test_seed_and_sampling_fields_are_those_of_the_engine(
@@ -210,6 +242,8 @@ def test_seed_and_sampling_fields_are_those_of_the_engine(
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"seed": "7"}, "seed"),
         ({"do_sample": 1}, "do_sample"),
+        ({"non_streaming_mode": "false"}, "non_streaming_mode"),
+        ({"non_streaming_mode": 0}, "non_streaming_mode"),
         ({"instructions": ["Calm."]}, "instructions"),
     ],
     ids=lambda value: json.dumps(value)[:40],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, Session
 from megakernel_tts.server import openai_batch
 from megakernel_tts.server.keys import ApiKey, Priority
 from megakernel_tts.server.settings import ServerSettings
@@ -47,6 +47,22 @@ def test_fields_of_an_item_precede_those_of_the_request(server: RunningServer) -
     assert [result["media_type"] for result in reply["results"]] == ["audio/pcm", "audio/basic"]
     opened = server.tts._loaded.engine.prompt_builder.opened  # type: ignore[attr-defined]
     assert [each[:2] for each in opened[-2:]] == [("ryan", "german"), ("serena", "german")]
+
+
+def test_an_item_has_the_layout_of_the_request_unless_it_names_its_own(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: dict[str, str] = {}
+    open_session = server.tts.open
+
+    def recorded(*arguments: Any, text: str, layout: Any, **keywords: Any) -> Session:
+        opened[text] = layout
+        return open_session(*arguments, text=text, layout=layout, **keywords)
+
+    monkeypatch.setattr(server.tts, "open", recorded)
+    items = [{"input": "One."}, {"input": "Two.", "non_streaming_mode": True}]
+    assert speak(server, items, non_streaming_mode=False).json()["succeeded"] == 2
+    assert opened == {"One.": "streaming", "Two.": "full"}
 
 
 def test_an_item_that_fails_does_not_affect_others(

@@ -1,6 +1,8 @@
 """The description of the HTTP interface is that of the routes and of what they accept."""
 
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import httpx
@@ -12,6 +14,8 @@ from megakernel_tts.server.encoding import SAMPLE_RATES, SampleEncoding
 from megakernel_tts.server.fields import _GREEDY, _SAMPLING, MAX_TEXT_CHARACTERS
 from megakernel_tts.server.keys import Priority
 from tests.server.running import TEXT, RunningServer
+
+ROOT = Path(__file__).parents[2]
 
 Schema = dict[str, Any]
 
@@ -70,6 +74,16 @@ def test_fields_and_their_values_are_those_of_the_server(schema: Schema) -> None
     output = schemas["CartesiaRequest"]["properties"]["output_format"]["properties"]
     assert output["encoding"]["enum"] == [*get_args(SampleEncoding)]
     assert output["sample_rate"]["enum"] == [*SAMPLE_RATES]
+
+
+def test_fields_in_the_docs_are_described(schema: Schema) -> None:
+    """Those of the first column of the table of OpenAI's requests."""
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    rows = text.partition("## OpenAI\n")[2].partition("\n##")[0].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    fields = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert fields <= {*schema["components"]["schemas"]["SpeechRequest"]["properties"]}
+    assert "non_streaming_mode" in fields
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from megakernel_tts.server.cluster.messages import Load, SessionRequest, pack_vo
 from megakernel_tts.server.cluster.placement import Placement
 from megakernel_tts.server.cluster.remote_session import RemoteSession
 from megakernel_tts.server.cluster.supervisor import ENGINE_COMMAND, Supervisor
+from megakernel_tts.server.engine import TextLayout
 from megakernel_tts.server.logs import LogFormat
 from megakernel_tts.server.metrics import Counter, Metrics
 
@@ -147,6 +148,7 @@ class EngineCluster:
         language: str,
         instruct: str | None,
         *,
+        layout: TextLayout,
         sampling: Sampling,
         chunks: ChunkPolicy,
         speed: float,
@@ -166,6 +168,7 @@ class EngineCluster:
             cloned=cloned,
             language=language,
             instruct=instruct,
+            layout=layout,
             sampling=sampling,
             chunks=chunks,
             speed=speed,

@@ -172,6 +172,7 @@ class EngineProcess:
                 voice or request.voice,
                 request.language,
                 request.instruct,
+                layout=request.layout,
                 sampling=request.sampling,
                 chunks=request.chunks,
                 speed=request.speed,

@@ -21,6 +21,7 @@ from megakernel_tts import (
     Voice,
     Word,
 )
+from megakernel_tts.server.engine import TextLayout
 from megakernel_tts.server.errors import EngineProcessError
 from megakernel_tts.server.logs import LogFormat
 
@@ -138,6 +139,7 @@ class SessionRequest:
         cloned: Header of a cloned voice; None for other voices.
         language: As in `TTS.open`.
         instruct: As in `TTS.open`.
+        layout: As in `TTS.open`.
         sampling: As in `TTS.open`.
         chunks: As in `TTS.open`.
         speed: As in `TTS.open`.
@@ -150,6 +152,7 @@ class SessionRequest:
     cloned: VoiceHeader | None
     language: str
     instruct: str | None
+    layout: TextLayout
     sampling: Sampling
     chunks: ChunkPolicy
     speed: float

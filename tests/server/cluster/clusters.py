@@ -56,6 +56,7 @@ async def open_session(
         voice,
         "auto",
         None,
+        layout="auto",
         sampling=sampling,
         chunks=chunks,
         speed=speed,

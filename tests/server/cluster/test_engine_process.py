@@ -94,6 +94,7 @@ def make_open(session: int, voice: Voice | None = None) -> Open:
         cloned=cloned,
         language="auto",
         instruct=None,
+        layout="auto",
         sampling=Sampling(),
         chunks=ChunkPolicy(),
         speed=1.0,

@@ -58,6 +58,7 @@ def make_open(cloned: VoiceHeader | None, body: bytes) -> Open:
         cloned=cloned,
         language="auto",
         instruct="Calm.",
+        layout="streaming",
         sampling=Sampling(temperature=0.1 + 0.2, seed=(1 << 64) - 1, repetition_penalty=1),
         chunks=ChunkPolicy(1, 4, 12),
         speed=0.9,

@@ -177,6 +177,28 @@ def test_http_reports_the_engines_and_their_errors(running: RunningCluster, loca
     running.run(main())
 
 
+def test_an_engine_process_speaks_in_the_layout_of_the_request() -> None:
+    """With the demo voice: simulated models speak alike in both layouts."""
+
+    async def speak(local: TTS) -> list[bytes]:
+        body: dict[str, Any] = {"input": TEXT, "voice": "clara", "response_format": "pcm"}
+        body |= {"seed": 3, "max_new_tokens": 6}
+        async with EngineCluster.start("demo", TWO_PLACES[:1], 1) as cluster:
+            await cluster.awarmup()
+            async with (
+                served(cluster, local) as server,
+                httpx.AsyncClient(base_url=server.url) as http,
+            ):
+                bodies = (body | {"non_streaming_mode": mode} for mode in (True, False))
+                return [(await http.post("/v1/audio/speech", json=each)).content for each in bodies]
+
+    with TTS.load(device="cpu", slots=1) as tts:
+        seeded = replace(tts.sampling, seed=3, max_frames=6)
+        for pcm, layout in zip(asyncio.run(speak(tts)), ("full", "streaming"), strict=True):
+            speech = tts.say(TEXT, "clara", layout=layout, sampling=seeded)
+            assert_same_speech(pcm, speech.pcm.tobytes())
+
+
 @contextmanager
 def command() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`megakernel-tts serve --gpus 0,1` with the demo voice, and its base URL."""
