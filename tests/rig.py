@@ -111,12 +111,18 @@ class Rig:
         max_retries: int = 0,
         speed: float = 1.0,
         priority: int = 0,
+        at_once: bool = False,
         **chunks: int,
     ) -> Session:
-        """Opens a session; `text` is the whole text, None leaves it open."""
+        """Opens a session; `text` is the whole text, None leaves it open.
+
+        With `at_once` it opens with its text, else the text is pushed then.
+        """
         prefix = self.engine.prompt_builder.prefix(voice or "ryan", "english", None)
         text_queue = TextQueue(self.loaded.tokenizer, Splitter(limits=limits))
         sampling = Sampling(seed=seed, max_frames=max_frames)
+        if at_once:
+            text_queue.push(text or "", text_ended=True)
         policy = ChunkPolicy(**chunks)
         prompt = prefix, voice, layout
         session = self.engine.open(
@@ -128,7 +134,7 @@ class Rig:
             max_retries=max_retries,
             priority=priority,
         )
-        if text is not None:
+        if text is not None and not at_once:
             session.push_text(text)
             session.end()
         return session

@@ -36,6 +36,7 @@ from megakernel_tts.backends.protocol import (
 )
 from megakernel_tts.backends.score_capture import ScoreCapture
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
+from megakernel_tts.backends.text_uploads import TextUploads
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.kernels.decode import DecodeKernels, check_shapes, load_decode_kernels
 from megakernel_tts.kernels.structs import (
@@ -114,6 +115,7 @@ class Megakernel:
             captured_heads=captured_heads,
         )
         self._cache = PagedCache(self._buffers, info, max_positions)
+        self._text_uploads = TextUploads(self._buffers.text, self._buffers.upload)
         self._capture = ScoreCapture(self._buffers.scores)
         self._done = torch.cuda.Event() if self._device.type == "cuda" else None
         self._prefixes = PrefixCache()
@@ -255,19 +257,19 @@ class Megakernel:
         self._prefixes.clear()
         self._cache.drop_prefixes()
 
-    @in_inference_mode
     def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
-        state, buffers = self._state[slot], self._buffers
-        text = text[: self.max_positions - state.num_fed]
-        if len(text):
-            buffers.text[slot, state.num_fed : state.num_fed + len(text)] = buffers.upload(text)
-        state.num_fed += len(text)
+        state = self._state[slot]
+        count = min(text.shape[0], self.max_positions - state.num_fed)
+        if count:
+            self._text_uploads.add(slot, state.num_fed, text[:count])
+        state.num_fed += count
         state.text_complete = text_complete
 
     def release(self, slot: int) -> None:
         """Drops the stream's state; see `Backend.release`."""
         self._state.pop(slot, None)
+        self._text_uploads.drop(slot)
         self._cache.release(slot)
 
     def interrupt(self) -> None:
@@ -318,6 +320,7 @@ class Megakernel:
         params = buffers.params
         num_positions = {slot: self._state[slot].num_positions for slot in slots}
         num_frames = self._cache.prepare_frames(num_positions, num_frames)
+        self._text_uploads.flush()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
@@ -415,6 +418,7 @@ class Megakernel:
     def swap_out(self, slot: int) -> SlotSnapshot[KernelSlot]:
         """Copies a stream to the host and frees its slot; see `Backend.swap_out`."""
         state = self._state[slot]
+        self._text_uploads.flush()
         snapshot = take_snapshot(state, self._slot_views(slot, state))
         self.release(slot)
         return snapshot

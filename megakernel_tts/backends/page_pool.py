@@ -45,6 +45,7 @@ class PagePool:
         self.num_changes = 0
         self._free = deque(range(num_pages))
         self._pages: list[list[int]] = [[] for _ in range(num_slots)]
+        self._num_growing = 0  # slots with some of their pages
 
     @property
     def num_free(self) -> int:
@@ -75,15 +76,13 @@ class PagePool:
         num_missing = -(-num_positions // self.page_size) - len(pages)
         if num_missing <= 0:
             return True
-        num_spare = 0
-        if beginning:
-            num_spare = sum(
-                0 < len(other) < self._slot_pages for other in self._pages if other is not pages
-            )
+        was_growing = self._is_growing(pages)
+        num_spare = self._num_growing - was_growing if beginning else 0
         if num_missing + num_spare > len(self._free):
             return False
         for _ in range(num_missing):
             pages.append(self._free.popleft() if pages else self._free.pop())
+        self._num_growing += self._is_growing(pages) - was_growing
         self._write(slot)
         return True
 
@@ -92,9 +91,14 @@ class PagePool:
         pages = self._pages[slot]
         if not pages:
             return
+        self._num_growing -= self._is_growing(pages)
         self._free.append(pages[0])
         self._free.extendleft(pages[1:])
         pages.clear()
+
+    def _is_growing(self, pages: Sequence[int]) -> bool:
+        """Whether a slot with these pages has some and may need more."""
+        return 0 < len(pages) < self._slot_pages
 
     def _write(self, slot: int) -> None:
         """Writes a slot's row of the table, unless its last stream left the same pages there."""

@@ -103,6 +103,7 @@ class CudaDecoder:
         buffers = (self._kernels.num_kept_frames, self._kernels.pcm, self._kernels.non_finite)
         self._num_kept_frames, self._pcm, self._non_finite = (t.numpy() for t in buffers)
         self._positions = np.zeros(slots, np.int64)
+        self._new_slots = set[int]()  # whose history is to be cleared before the next call
         self._graphs: dict[int, Graphs] = {}
         self._cuda_stream = _CodecCudaStream(self._device) if self._device.type == "cuda" else None
 
@@ -134,33 +135,54 @@ class CudaDecoder:
             slot: The slot.
             state: The state; None: that of a new stream.
         """
+        if state is None:
+            self._new_slots.add(slot)
+            self._positions[slot] = 0
+            return
         kernels = self._kernels
-        with nullcontext() if self._cuda_stream is None else self._cuda_stream.use():
-            if state is None:
-                kernels.history[slot].zero_()  # old keys and values are masked by position
-            else:
-                for target, saved in (
-                    (kernels.history[slot], state.history),
-                    (kernels.kv_cache[slot], state.kv_cache),
-                ):
-                    target.copy_(saved)
-                    if self._cuda_stream is not None:
-                        self._cuda_stream.keep(saved)
-        self._positions[slot] = 0 if state is None else state.position
+        self._new_slots.discard(slot)
+        with self._use_cuda_stream():
+            for target, saved in (
+                (kernels.history[slot], state.history),
+                (kernels.kv_cache[slot], state.kv_cache),
+            ):
+                target.copy_(saved)
+                if self._cuda_stream is not None:
+                    self._cuda_stream.keep(saved)
+        self._positions[slot] = state.position
+
+    def _use_cuda_stream(self) -> AbstractContextManager[None]:
+        """Has torch launch on the codec's CUDA stream."""
+        return nullcontext() if self._cuda_stream is None else self._cuda_stream.use()
+
+    def _clear_new_slots(self) -> None:
+        """Clears the history of new streams; old keys and values are masked by position."""
+        if self._new_slots:
+            with self._use_cuda_stream():
+                for slot in self._new_slots:
+                    self._kernels.history[slot].zero_()
+            self._new_slots.clear()
 
     @in_inference_mode
     def save_slot(self, slot: int) -> SlotState:
         """Returns a copy of a slot's state, on the device; see `Vocoder.save_slot`."""
         kernels = self._kernels
-        with nullcontext() if self._cuda_stream is None else self._cuda_stream.use():
+        self._clear_new_slots()
+        with self._use_cuda_stream():
             history, kv_cache = kernels.history[slot].clone(), kernels.kv_cache[slot].clone()
         if self._cuda_stream is not None:
             self._cuda_stream.synchronize()
         return SlotState(history, kv_cache, int(self._positions[slot]))
 
     @in_inference_mode
-    def prepare_state(self, state: State) -> SlotState:
-        """Converts the state of one stream of `decoder.Decoder`, on the same device."""
+    def prepare_state(self, state: State) -> SlotState | None:
+        """Converts the state of one stream of `decoder.Decoder`, on the same device.
+
+        Returns:
+            None for a stream without frames.
+        """
+        if not int(state.position):
+            return None
         history, kv_cache = self._kernels.pack_state(state)
         if self._cuda_stream is not None:  # `load_slot` does not wait for torch's current stream
             torch.cuda.current_stream(self._device).synchronize()
@@ -252,6 +274,7 @@ class CudaDecoder:
 
     @in_inference_mode
     def _launch(self, num_frames: int) -> None:
+        self._clear_new_slots()
         if self._cuda_stream is not None:
             self._cuda_stream.decode(self.graphs(num_frames)[0])
         else:

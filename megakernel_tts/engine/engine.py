@@ -146,7 +146,8 @@ class Engine:
             self._check_open()
             scheduler.add(stream)
         if not idle:
-            self._on_text(stream)
+            self._loop.interrupts.announce_session()
+            self._loop.wakeup.set()
         return Session(text_queue, events, partial(self._on_text, stream))
 
     def check_process(self) -> None:

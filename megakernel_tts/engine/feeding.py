@@ -7,7 +7,7 @@ import torch
 from megakernel_tts.backends.protocol import Backend, PrefillRequest
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.segment import Segment
-from megakernel_tts.engine.stream import Stream
+from megakernel_tts.engine.stream import Stream, TextSnapshot
 from megakernel_tts.errors import SynthesisError
 from megakernel_tts.text.prompt import PromptBuilder
 
@@ -32,10 +32,10 @@ class TextFeeder:
             request.prefix, snapshot.token_ids, request.layout, text_ended=snapshot.text_ended
         )
         max_positions = self._backend.max_positions
-        if prompt is not None and len(prompt.prefill) >= max_positions:
+        if prompt is not None and prompt.num_positions >= max_positions:
             raise SynthesisError(
-                f"The prompt takes {len(prompt.prefill)} positions and a slot has {max_positions}: "
-                "use a shorter reference recording or instruction."
+                f"The prompt takes {prompt.num_positions} positions and a slot has "
+                f"{max_positions}: use a shorter reference recording or instruction."
             )
         stream.set_prompt(prompt)
 
@@ -71,27 +71,35 @@ class TextFeeder:
         assert snapshot.segment is not None, "the text of a prompt stays in the queue"
         self._vocoder.load_slot(slot, stream.request.vocoder_state)
         self._backend.feed(slot, prompt.leading_text, prompt.text_complete)
-        num_free_positions = self._backend.max_positions - len(prompt.prefill)
+        num_free_positions = self._backend.max_positions - prompt.num_positions
         segment = Segment(
             snapshot.segment,
-            num_prompt=len(prompt.prefill),
+            num_prompt=prompt.num_positions,
             max_frames=min(stream.request.sampling.max_frames, num_free_positions),
             num_tokens=prompt.num_tokens,
-            num_fed=len(prompt.leading_text),
+            num_fed=prompt.leading_text.shape[0],
             text_complete=prompt.text_complete,
             last_step_s=now_s,
         )
         stream.begin_segment(segment, prompt.text_start)
-        self.feed(stream)
+        self.feed(stream, snapshot)
 
-    def feed(self, stream: Stream) -> None:
-        """Feeds the text that has arrived since; the end of the text is fed exactly once."""
+    def feed(self, stream: Stream, snapshot: TextSnapshot | None = None) -> None:
+        """Feeds the text that has arrived since; the end of the text is fed exactly once.
+
+        Args:
+            stream: The stream.
+            snapshot: Its text, if it was read just now.
+        """
         segment = stream.active_segment
-        if segment.text_complete or not stream.has_new_text(snapshot := stream.text_so_far()):
+        if segment.text_complete:
+            return
+        snapshot = snapshot or stream.text_so_far()
+        if not stream.has_new_text(snapshot):
             return
         new_ids = snapshot.token_ids[segment.num_tokens :]
         vectors = self._prompt_builder.embed_text(new_ids)
         if snapshot.text_ended:
             vectors = torch.cat([vectors, self._prompt_builder.eos])
         self._backend.feed(stream.active_slot, vectors, snapshot.text_ended)
-        stream.add_text(len(new_ids), len(vectors), text_complete=snapshot.text_ended)
+        stream.add_text(len(new_ids), vectors.shape[0], text_complete=snapshot.text_ended)

@@ -37,6 +37,7 @@ from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.decoding import DecodePipeline
 from megakernel_tts.engine.feeding import TextFeeder
+from megakernel_tts.engine.interrupts import Interrupts
 from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.pending_opens import PendingOpens
 from megakernel_tts.engine.scheduler import Scheduler, SchedulingPolicy
@@ -52,6 +53,7 @@ class Loop:
 
     Attributes:
         wakeup: Wakes the loop while it waits.
+        interrupts: Ends steps early.
         pending_opens: Sessions that are being opened.
         reader_wakeups: Wakes the readers of the sessions: when a batch has been delivered, before
             the device's work, and at the end of an iteration.
@@ -81,6 +83,7 @@ class Loop:
             clock: Returns the time in seconds.
         """
         self.wakeup = Wakeup()
+        self.interrupts = Interrupts(backend)
         self.pending_opens = PendingOpens()
         self.reader_wakeups = ReaderWakeups()
         self.scheduler = Scheduler(backend, vocoder, policy or SchedulingPolicy(), clock)
@@ -92,7 +95,7 @@ class Loop:
         self._backend = backend
         self._feeder = TextFeeder(backend, prompt_builder, vocoder)
         # From the first prefill or frame of an iteration to the end of its step.
-        self._device_work = LongWork(arbiter, backend.interrupt)
+        self._device_work = LongWork(arbiter, self.interrupts.interrupt)
         self._stepped = False  # in the last iteration
         self._work = IterationWork()
 
@@ -107,7 +110,7 @@ class Loop:
         Does nothing in a forked process, where finalisers may call it and the GPU's memory is not.
         """
         if self._process.is_current:
-            self._backend.interrupt()
+            self.interrupts.interrupt()
             self.wakeup.set()
 
     @torch.inference_mode()
@@ -116,7 +119,7 @@ class Loop:
         try:
             while True:
                 self.wakeup.clear()
-                self._backend.clear_interrupt()
+                self.interrupts.clear()
                 if self.closed:  # read after the wake-up that announces it was cleared
                     break
                 has_work = self._iterate()
@@ -283,6 +286,7 @@ class Loop:
             Whether another stream may start in the next iteration.
         """
         scheduler, policy = self.scheduler, self.scheduler.policy
+        self.interrupts.note_reading()
         prefilling, waiting = scheduler.prefilling, scheduler.waiting
         budget = 0
         if prefilling or (waiting and scheduler.num_free_slots):
@@ -305,6 +309,7 @@ class Loop:
             if not scheduler.waiting:
                 self.pending_opens.wait(policy.join_window_s)
                 self._pauses.restart()
+            self.interrupts.note_reading()
             prefilling, waiting = scheduler.prefilling, scheduler.waiting
             max_positions = min(budget, self._work.num_positions + policy.prefill_budget_positions)
         scheduler.note_waiting()
@@ -338,7 +343,7 @@ class Loop:
             if stream.prompt is None:  # else it was built beside a step, or lacked memory before
                 self._isolate(stream, self._feeder.build_prompt)
             if stream.prompt is not None:
-                if not scheduler.acquire(stream, len(stream.prompt.prefill)):
+                if not scheduler.acquire(stream, stream.prompt.num_positions):
                     break
                 beginning.append(stream)
                 num_positions += stream.num_left_to_prefill
@@ -366,7 +371,7 @@ class Loop:
             return
         now_s = self.scheduler.clock()
         for stream in beginning:
-            if stream.num_prefilled == len(stream.active_prompt.prefill):
+            if stream.num_prefilled == stream.active_prompt.num_positions:
                 self._isolate(stream, partial(self._feeder.begin_segment, now_s=now_s))
 
     def _step(self, moving: Sequence[Stream], num_frames: int) -> int:
@@ -382,6 +387,8 @@ class Loop:
         self._begin_device_work()
         try:
             slots = [stream.active_slot for stream in moving]
+            if not self.scheduler.lacks_slot:  # a swap is chosen at the start of an iteration
+                self.interrupts.drop_announcements()
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
         except DeviceError as error:
             self.decoding.confirm_early(step_failed=True)

@@ -279,7 +279,7 @@ class Stream:
     def num_left_to_prefill(self) -> int:
         """Positions of the prompt that are to be run, without those that may be cached."""
         prompt = self.active_prompt
-        return len(prompt.prefill) - max(self.num_prefilled, prompt.num_common)
+        return prompt.num_positions - max(self.num_prefilled, prompt.num_common)
 
     def set_prompt(self, prompt: Prompt | None) -> None:
         """Records the prompt of the next segment; None if text for it is missing."""

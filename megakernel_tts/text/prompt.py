@@ -64,6 +64,11 @@ class Prompt:
     text_start: int
     text_complete: bool
 
+    @property
+    def num_positions(self) -> int:
+        """Positions of the prompt."""
+        return self.prefill.shape[0]  # `len` of a tensor is a function in Python
+
 
 class PromptBuilder:
     """Builds prompts from a model's embeddings. All returned vectors are in host memory.

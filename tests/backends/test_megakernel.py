@@ -192,6 +192,20 @@ def test_a_failed_step_does_not_change_later_codes(comparison: MakeComparison) -
     assert _frames(b, [0], 2)[0] == solo
 
 
+def test_text_of_a_released_slot_is_not_copied(comparison: MakeComparison) -> None:
+    """Copied with the text of the slot's next stream, its rows would be written in any order."""
+    b = comparison("0b6")
+    text = b.kernel._buffers.text[0]
+    before = text.clone()
+    b.kernel.prefill([PrefillRequest(0, b.prompt, SAMPLINGS[0])])
+    b.kernel.feed(0, b.text + 1, True)
+    b.kernel.release(0)
+    b.kernel.prefill([PrefillRequest(1, b.prompt, SAMPLINGS[0])])
+    b.kernel.feed(1, b.text, True)
+    _frames(b, [1], 2)
+    assert torch.equal(text, before)
+
+
 def test_a_second_rope_theta_is_refused(comparison: MakeComparison) -> None:
     b = comparison("0b6")
     stack = replace(b.config.predictor.stack, rope_theta=1e4)

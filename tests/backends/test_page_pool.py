@@ -36,13 +36,17 @@ def test_no_page_has_two_owners_and_none_is_lost() -> None:
         else:
             wanted = rng.randint(1, SIZE * SLOT_PAGES)
             beginning = not kept and rng.random() < 0.5
+            others = [len(pool.pages(i)) for i in range(num_slots) if i != slot]
+            num_spare = sum(0 < count < SLOT_PAGES for count in others) if beginning else 0
+            num_missing = -(-wanted // SIZE) - len(kept)
+            fits = num_missing <= 0 or num_missing + num_spare <= pool.num_free
             granted = pool.reserve(slot, wanted, beginning=beginning)
+            assert granted == fits
             if granted:
                 assert pool.num_positions(slot) >= wanted
                 assert [*pool.pages(slot)][: len(kept)] == kept, "a stream's pages do not move"
             else:
                 assert [*pool.pages(slot)] == kept, "all pages or none"
-                assert pool.num_free < -(-wanted // SIZE) + (num_slots if beginning else 0)
                 num_refused += 1
         assert pool.num_changes > num_changes or (pool.table == before).all()
         _check(pool, num_slots)

@@ -277,6 +277,29 @@ def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:
         np.testing.assert_array_equal(rest, whole[5 * decoder.samples_per_frame :])
 
 
+def test_a_new_stream_begins_without_history(codec: Codec, decoder: CudaDecoder) -> None:
+    """Whether it is decoded, saved, or begins in plain torch."""
+    codes, start = some_codes(6, 9), decoder.prepare_state(Decoder(*codec).start())
+    assert start is None
+    expected = decode_chunks(decoder, 0, codes, [6])
+    for slot in range(3):
+        decode_chunks(decoder, slot, some_codes(5, slot), [5])
+    decoded = decoder.save_slot(2)
+    for slot in range(3):
+        decoder.load_slot(slot, start)
+    state = decoder.save_slot(1)
+    assert not state.history.any() and state.position == 0
+    decoder.load_slot(2, start)
+    decoder.load_slot(2, decoded)  # its history replaces the one that was to be cleared
+    decoder.load_slot(1, state)
+    for slot in range(2):
+        np.testing.assert_array_equal(decode_one(decoder, slot, codes), expected)
+    rest = decode_one(decoder, 2, some_codes(3, 1))
+    whole = torch.cat([some_codes(5, 2), some_codes(3, 1)])
+    samples = decode_chunks(decoder, 2, whole, [8])
+    np.testing.assert_array_equal(rest, samples[-len(rest) :])
+
+
 def test_a_torch_state_continues_in_a_slot(codec: Codec, decoder: CudaDecoder) -> None:
     codes, reference = some_codes(94, 7), Decoder(*codec)
     _, state = reference.decode(codes[None, :90], reference.start())

@@ -1,0 +1,50 @@
+"""Why a step ends with the frame under way.
+
+A session that is opened while prompts run is often read from the queue before the next step, which
+then need not be short: the streams of a burst would make one frame, and the rest in a further step.
+"""
+
+from megakernel_tts.backends.protocol import Backend
+
+
+class Interrupts:
+    """Interrupts the backend's steps. `interrupt` and `announce_session` are for any thread.
+
+    They take no lock. The flags are set before the backend is interrupted.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        """Starts without an interruption.
+
+        Args:
+            backend: Makes the steps.
+        """
+        self._backend = backend
+        self._interrupted = self._session_opened = False
+
+    def interrupt(self) -> None:
+        """Has the step under way, or the next one, end with a frame."""
+        self._interrupted = True
+        self._backend.interrupt()
+
+    def announce_session(self) -> None:
+        """As `interrupt`, unless the loop reads the queue of streams before the next step."""
+        self._session_opened = True
+        self._backend.interrupt()
+
+    def clear(self) -> None:
+        """Ends the effect of all interruptions, before the loop looks at everything."""
+        self._interrupted = self._session_opened = False
+        self._backend.clear_interrupt()
+
+    def note_reading(self) -> None:
+        """Records that the loop reads the queue now: later sessions announce themselves."""
+        self._session_opened = False
+
+    def drop_announcements(self) -> None:
+        """Lets the next step be long if its interruptions announced streams that were read."""
+        if self._interrupted or self._session_opened:
+            return
+        self._backend.clear_interrupt()
+        if self._interrupted or self._session_opened:  # meanwhile: the backend's flag was cleared
+            self._backend.interrupt()

@@ -1,0 +1,128 @@
+"""Which events shorten a step: not sessions that were read from the queue before it."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from megakernel_tts import Session
+from megakernel_tts.backends.protocol import PrefillRequest, PrefillResult
+from megakernel_tts.engine.interrupts import Interrupts
+from megakernel_tts.engine.stream import Stream
+from tests.fakes import ScriptedBackend
+from tests.rig import MakeRig, Rig, codes, drain, scripted
+
+
+def test_an_announced_session_that_was_read_interrupts_no_step() -> None:
+    backend = ScriptedBackend(num_slots=1)
+    interrupts = Interrupts(backend)
+    interrupts.announce_session()
+    interrupts.drop_announcements()
+    assert backend.interrupted, "it was not read"
+    interrupts.note_reading()
+    interrupts.drop_announcements()
+    assert not backend.interrupted
+
+
+def test_other_interruptions_stay_until_an_iteration_begins() -> None:
+    backend = ScriptedBackend(num_slots=1)
+    interrupts = Interrupts(backend)
+    interrupts.interrupt()
+    interrupts.announce_session()
+    interrupts.note_reading()
+    interrupts.drop_announcements()
+    assert backend.interrupted
+    interrupts.clear()
+    assert not backend.interrupted
+
+
+@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.announce_session])
+def test_an_event_while_announcements_are_dropped_interrupts(
+    event: Callable[[Interrupts], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has interrupted the backend before the backend's flag is cleared."""
+    backend = ScriptedBackend(num_slots=1)
+    interrupts, clear = Interrupts(backend), backend.clear_interrupt
+
+    def clear_after_event() -> None:
+        event(interrupts)
+        clear()
+
+    monkeypatch.setattr(backend, "clear_interrupt", clear_after_event)
+    interrupts.drop_announcements()
+    assert backend.interrupted
+
+
+def during_first_prefill(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]
+) -> None:
+    """Runs an action while the first prompts run."""
+    prefill = rig.backend.prefill
+
+    def observed(requests: Sequence[PrefillRequest], budget: int | None = None) -> PrefillResult:
+        monkeypatch.setattr(rig.backend, "prefill", prefill)
+        action()
+        return prefill(requests, budget)
+
+    monkeypatch.setattr(rig.backend, "prefill", observed)
+
+
+def test_streams_that_are_opened_while_prompts_run_begin_with_a_whole_step(
+    loud_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(seed: int) -> Session:
+        return loud_rig.open(seed=seed, at_once=True, layout="full", first=3, largest=3)
+
+    opened: list[Session] = []
+    during_first_prefill(loud_rig, monkeypatch, lambda: opened.append(begin(1)))
+    np.testing.assert_array_equal(codes(drain(begin(0))[0]), scripted(0, 3))
+    np.testing.assert_array_equal(codes(drain(opened[0])[0]), scripted(1, 3))
+    assert loud_rig.backend.batch_sizes[:3] == [2, 2, 2]
+    assert loud_rig.backend.step_lengths[0] == 3
+    assert loud_rig.backend.events[:5] == ["prefill", "prefill", "frame", "frame", "frame"]
+    assert len(loud_rig.backend.step_lengths) <= 2, "the first step made all of its frames"
+
+
+def test_a_cancellation_while_prompts_run_ends_the_next_step(
+    loud_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud_rig.backend.endless = True
+    speaking: list[Session] = []
+    during_first_prefill(loud_rig, monkeypatch, lambda: speaking[0].cancel())
+    speaking.append(loud_rig.open(None, seed=0, first=100, largest=100))
+    loud_rig.settle()
+    speaking[0].push_text("hello to the world ")
+    assert loud_rig.idle()
+    assert len(loud_rig.backend.batch_sizes) <= 1
+
+
+def test_a_stream_that_needs_another_ones_slot_waits_for_one_frame(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is opened after the loop has chosen whom to swap out, and before it reads the queue."""
+    rig = make_rig(num_slots=1)
+    rig.backend.endless = True
+    rig.backend.gate.clear()
+    speaking = rig.open(seed=0, first=100, largest=100, max_frames=350)
+    rig.hold()
+    loop, opened, made = rig.engine._loop, list[Session](), list[int]()
+    feed, swap_out = loop._feed_or_finish, loop.scheduler.swap_out
+
+    def open_once() -> None:
+        if not opened:
+            opened.append(rig.open(seed=1, at_once=True, priority=-1, max_frames=3))
+            made.append(len(rig.backend.batch_sizes))
+        feed()
+
+    def record_swap(stream: Stream) -> None:
+        made.append(len(rig.backend.batch_sizes))
+        swap_out(stream)
+
+    monkeypatch.setattr(loop, "_feed_or_finish", open_once)
+    monkeypatch.setattr(loop.scheduler, "swap_out", record_swap)
+    loop.interrupt()
+    rig.resume()
+    rig.backend.wait_until(lambda: rig.backend.num_swapped_out == 1)
+    assert made[1] - made[0] == 1
+    assert codes(drain(opened[0])[0]).shape[0] == 3
+    speaking.cancel()
