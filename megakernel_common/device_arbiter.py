@@ -2,8 +2,8 @@
 
 A launch of synthesis occupies every multiprocessor for several frames. A chunk of recognition is a
 sequence of small kernels, so a launch that the GPU begins between two of them delays the chunk by
-all its frames. Recognition therefore announces its chunks: synthesis ends its launch with the frame
-under way, and launches nothing before the chunks have been computed.
+all its frames. Recognition therefore announces the chunks of live sessions: synthesis ends its
+launch with the frame under way, and launches nothing before the chunks have been computed.
 
 Both sides wait `_MAX_WAIT_S` at most. On a GPU that recognition alone keeps busy, synthesis gets
 one frame in each of these intervals.
@@ -15,7 +15,7 @@ from functools import cache
 
 import torch
 
-_MAX_WAIT_S = 0.01  # longer than a frame of 64 streams; a tenth of what a frame's audio lasts
+_MAX_WAIT_S = 0.01  # longer than a frame of 64 streams; an eighth of what a frame's audio lasts
 
 
 class DeviceArbiter:
@@ -45,7 +45,9 @@ class ShortWork:
         self._arbiter = arbiter
 
     def begin(self) -> bool:
-        """Announces work and waits until no long work is under way. May be repeated before `end`.
+        """Announces work and waits until no long work is under way, or `_MAX_WAIT_S` are over.
+
+        May be repeated before `end`.
 
         Returns:
             Whether it waited.
@@ -56,7 +58,7 @@ class ShortWork:
             if not arbiter.long:
                 return False
             for work in arbiter.long:
-                work.preempt()
+                work.interrupt()
             arbiter.changed.wait_for(lambda: not arbiter.long, _MAX_WAIT_S)
             return True
 
@@ -71,35 +73,40 @@ class LongWork:
     """An engine's work that waits for short work.
 
     Attributes:
-        preempt: Has the work under way end soon, or the next if there is none; takes no lock.
+        interrupt: Has the work under way end soon, or the next if there is none; takes no lock.
     """
 
-    def __init__(self, arbiter: DeviceArbiter, preempt: Callable[[], None]) -> None:
+    def __init__(self, arbiter: DeviceArbiter, interrupt: Callable[[], None]) -> None:
         """Begins nothing.
 
         Args:
             arbiter: Of the GPU.
-            preempt: See the attribute.
+            interrupt: See the attribute.
         """
-        self.preempt = preempt
+        self.interrupt = interrupt
         self._arbiter = arbiter
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether short work is announced."""
+        return bool(self._arbiter.short)
 
     @property
     def must_wait(self) -> bool:
         """Whether `begin` would wait."""
-        return bool(self._arbiter.short) and self not in self._arbiter.long
+        return self.is_awaited and self not in self._arbiter.long
 
     def begin(self) -> None:
         """Begins work, unless it was begun, when no short work is left.
 
-        If some is left after `_MAX_WAIT_S`, the work begins nevertheless and is preempted.
+        If some is left after `_MAX_WAIT_S`, the work begins nevertheless and is interrupted.
         """
         arbiter = self._arbiter
         with arbiter.changed:
             if self in arbiter.long:
                 return
             if not arbiter.changed.wait_for(lambda: not arbiter.short, _MAX_WAIT_S):
-                self.preempt()
+                self.interrupt()
             arbiter.long.add(self)
 
     def end(self) -> None:

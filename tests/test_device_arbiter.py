@@ -21,8 +21,8 @@ def arbiter(monkeypatch: pytest.MonkeyPatch) -> DeviceArbiter:
 
 
 def test_long_work_waits_for_short_work(arbiter: DeviceArbiter) -> None:
-    waits, preempted = Waits(arbiter), list[str]()
-    short, long = ShortWork(arbiter), LongWork(arbiter, lambda: preempted.append("long"))
+    waits, interrupted = Waits(arbiter), list[str]()
+    short, long = ShortWork(arbiter), LongWork(arbiter, lambda: interrupted.append("long"))
     assert not short.begin() and long.must_wait
     beginning = Background(long.begin)
     waits.next()
@@ -30,17 +30,17 @@ def test_long_work_waits_for_short_work(arbiter: DeviceArbiter) -> None:
     short.end()
     beginning.join()
     assert arbiter.long == {long} and not long.must_wait
-    assert not preempted, "it began when the device was free"
+    assert not interrupted, "it began when the device was free"
 
 
-def test_short_work_preempts_long_work_and_waits_for_its_end(arbiter: DeviceArbiter) -> None:
-    waits, preempted = Waits(arbiter), list[int]()
-    long = [LongWork(arbiter, lambda i=i: preempted.append(i)) for i in range(3)]
+def test_short_work_interrupts_long_work_and_waits_for_its_end(arbiter: DeviceArbiter) -> None:
+    waits, interrupted = Waits(arbiter), list[int]()
+    long = [LongWork(arbiter, lambda i=i: interrupted.append(i)) for i in range(3)]
     long[0].begin()
     long[1].begin()
     beginning = Background(ShortWork(arbiter).begin)
     waits.next()
-    assert sorted(preempted) == [0, 1], "the third one is not under way"
+    assert sorted(interrupted) == [0, 1], "the third one is not under way"
     long[0].end()
     waits.next()  # again, for the other one
     long[1].end()
@@ -78,13 +78,13 @@ def test_work_that_was_begun_is_not_begun_again(arbiter: DeviceArbiter) -> None:
 
 def test_neither_side_waits_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_WAIT_S", 0.0)
-    arbiter, preempted = DeviceArbiter(), list[str]()
-    short, long = ShortWork(arbiter), LongWork(arbiter, lambda: preempted.append("long"))
+    arbiter, interrupted = DeviceArbiter(), list[str]()
+    short, long = ShortWork(arbiter), LongWork(arbiter, lambda: interrupted.append("long"))
     short.begin()
     long.begin()
-    assert preempted == ["long"], "its work ends soon"
+    assert interrupted == ["long"], "its work ends soon"
     assert short.begin(), "beside long work that does not end"
-    assert preempted == ["long", "long"]
+    assert interrupted == ["long", "long"]
 
 
 def test_engines_on_one_gpu_share_an_arbiter() -> None:

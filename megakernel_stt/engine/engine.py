@@ -2,8 +2,8 @@
 
 An iteration takes the next chunk of every stream that has one, and computes those of the same
 lookahead in one batch. Streams join and leave between iterations. Only streams that have reported
-input, or had a chunk in the iteration before, are looked at. As long as there are chunks, synthesis
-on the same device waits (`DeviceArbiter`).
+input, or had a chunk in the iteration before, are looked at. As long as there are chunks of
+live sessions, synthesis on the same device waits (`DeviceArbiter`).
 """
 
 import threading
@@ -145,10 +145,9 @@ class Loop:
             Whether there was any.
         """
         ready = self._take_ready({})
-        if not ready:
+        if not any(one.stream.live for one in ready.values()):  # a recording can wait
             self._device_work.end()
-            return False
-        if self._device_work.begin():
+        elif self._device_work.begin():
             ready |= self._take_ready(ready)  # those that came meanwhile share the steps
         groups = dict[Recogniser, list[_Ready]]()
         for one in ready.values():
@@ -157,7 +156,7 @@ class Loop:
             for i in range(0, len(group), _MAX_BATCH):
                 self._step(recogniser, group[i : i + _MAX_BATCH])
                 self.reader_wakeups.wake()
-        return True
+        return bool(ready)
 
     def _take_ready(self, taken: Container[Inbox]) -> dict[Inbox, "_Ready"]:
         """Looks at the streams that have reported, and answers requests that need no chunk.

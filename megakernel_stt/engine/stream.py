@@ -24,6 +24,7 @@ class Stream:
 
     Attributes:
         recogniser: Computes its chunks.
+        live: Whether its audio is spoken now, so that its chunks precede synthesis.
         finished: Whether its last event was delivered.
     """
 
@@ -33,6 +34,8 @@ class Stream:
         prompt: int,
         inbox: Inbox,
         events: EventQueue,
+        *,
+        live: bool = True,
     ) -> None:
         """Begins a stream.
 
@@ -41,8 +44,10 @@ class Stream:
             prompt: Index of the language.
             inbox: Its audio and requests.
             events: Its events.
+            live: See the attribute.
         """
         self.recogniser = recogniser
+        self.live = live
         self.finished = False
         self._inbox = inbox
         self._events = events

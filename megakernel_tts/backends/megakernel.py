@@ -151,6 +151,7 @@ class Megakernel:
             if end == request.num_positions:
                 stream = new_stream(request.sampling.in_float32(), request.first_frame)
                 codes = [0] * NUM_CODE_GROUPS
+                self._text_uploads.drop(request.slot)
                 self._state[request.slot] = KernelSlot(num_prompt=end, codes=codes, stream=stream)
         return PrefillResult(in_place, num_run)
 

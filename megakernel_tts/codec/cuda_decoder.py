@@ -155,6 +155,7 @@ class CudaDecoder:
         """Has torch launch on the codec's CUDA stream."""
         return nullcontext() if self._cuda_stream is None else self._cuda_stream.use()
 
+    @in_inference_mode
     def _clear_new_slots(self) -> None:
         """Clears the history of new streams; old keys and values are masked by position."""
         if self._new_slots:
@@ -224,6 +225,7 @@ class CudaDecoder:
 
         On a CPU there is no CUDA stream to wait for: the codes must have been written.
         """
+        self._clear_new_slots()  # before the wait
         if self._cuda_stream is not None:
             self._cuda_stream.wait_for_current_stream()
         self._start(requests)

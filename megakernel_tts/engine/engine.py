@@ -141,13 +141,15 @@ class Engine:
         )
         stream = Stream(request, text_queue, events, self.vocoder.sample_rate)
         with text_queue.lock:
-            idle = text_queue.idle
+            idle, waiting = text_queue.idle, text_queue.front() is not None
         with scheduler.lock:
             self._check_open()
             scheduler.add(stream)
-        if not idle:
-            self._loop.interrupts.announce_session()
+        if waiting:
+            self._loop.interrupts.note_opened()
             self._loop.wakeup.set()
+        elif not idle:  # it begins with a break
+            self._loop.interrupt()
         return Session(text_queue, events, partial(self._on_text, stream))
 
     def check_process(self) -> None:

@@ -8,7 +8,7 @@ from megakernel_tts.backends.protocol import Backend
 
 
 class Interrupts:
-    """Interrupts the backend's steps. `interrupt` and `announce_session` are for any thread.
+    """Interrupts the backend's steps. `interrupt` and `note_opened` are for any thread.
 
     They take no lock. The flags are set before the backend is interrupted.
     """
@@ -27,8 +27,11 @@ class Interrupts:
         self._interrupted = True
         self._backend.interrupt()
 
-    def announce_session(self) -> None:
-        """As `interrupt`, unless the loop reads the queue of streams before the next step."""
+    def note_opened(self) -> None:
+        """As `interrupt`, unless the loop reads the queue of streams before the next step.
+
+        Only for a session that waits for a slot: the queue has no others.
+        """
         self._session_opened = True
         self._backend.interrupt()
 
@@ -38,11 +41,11 @@ class Interrupts:
         self._backend.clear_interrupt()
 
     def note_reading(self) -> None:
-        """Records that the loop reads the queue now: later sessions announce themselves."""
+        """Records that the loop reads the queue of streams, before it does."""
         self._session_opened = False
 
-    def drop_announcements(self) -> None:
-        """Lets the next step be long if its interruptions announced streams that were read."""
+    def drop_opened(self) -> None:
+        """Lets the next step be long if only streams that were read would shorten it."""
         if self._interrupted or self._session_opened:
             return
         self._backend.clear_interrupt()

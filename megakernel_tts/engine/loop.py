@@ -6,7 +6,7 @@ waiting streams and runs prefill chunks within a budget. It then chooses the siz
 next chunk, steps the streams that can move until their chunks are due or a playback deadline is
 near (`deadlines`), and starts to decode the chunks that are due. Streams join and leave between
 steps. A new session, a cancellation, or text for a stream that lacks it ends the step with the
-frame under way, and so does recognition on the same device, which then goes first
+frame under way (`Interrupts`), and so does recognition on the same device, which then goes first
 (`DeviceArbiter`).
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
@@ -303,7 +303,8 @@ class Loop:
             num_left = max_positions - self._work.num_positions
             beginning, swapped_in = self._assign_slots(prefilling, waiting, num_left)
             self._prefill(beginning, budget - self._work.num_positions)
-            if not beginning or not scheduler.num_free_slots or self._work.num_positions >= budget:
+            is_full = self._work.num_positions >= budget or not scheduler.num_free_slots
+            if not beginning or is_full or self._device_work.is_awaited:
                 break
             self._beside_device_work()
             if not scheduler.waiting:
@@ -388,7 +389,7 @@ class Loop:
         try:
             slots = [stream.active_slot for stream in moving]
             if not self.scheduler.lacks_slot:  # a swap is chosen at the start of an iteration
-                self.interrupts.drop_announcements()
+                self.interrupts.drop_opened()
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
         except DeviceError as error:
             self.decoding.confirm_early(step_failed=True)
@@ -402,7 +403,7 @@ class Loop:
                 return 0
             return sum(self._step([stream] if stream.movable else [], 1) for stream in moving)
         self._pauses.restart()
-        self._end_device_work()  # the codec's kernels, which may still run, are small
+        self._end_device_work()  # the codec may still run: recognition's kernels precede its next
         now_s = self.scheduler.clock()
         for stream, frames in zip(moving, made, strict=True):
             if stream.active_segment.outcome is None:  # not ended by what was delivered

@@ -13,7 +13,8 @@ class IterationWork:
         num_positions: Positions that its prefills ran.
         num_streams: Streams that it stepped.
         num_frames: Frames that the step made, of the stream with the most.
-        step_s: Seconds of the step. A prefill that the device still runs is part of it.
+        step_s: Seconds of the step. A prefill that the device still runs is part of it, and so is
+            the wait for recognition on the same device.
         total_s: Seconds of the whole iteration.
     """
 

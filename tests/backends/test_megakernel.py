@@ -192,6 +192,18 @@ def test_a_failed_step_does_not_change_later_codes(comparison: MakeComparison) -
     assert _frames(b, [0], 2)[0] == solo
 
 
+def test_text_that_was_fed_before_a_swap_moves_with_the_stream(comparison: MakeComparison) -> None:
+    b = comparison("0b6")
+    for slot in range(2):
+        b.kernel.prefill([PrefillRequest(slot, b.prompt, SAMPLINGS[0])])
+        b.kernel.feed(slot, b.text, True)
+    snapshot = b.kernel.swap_out(0)  # no launch has followed the text
+    b.kernel.swap_in(2, snapshot)
+    swapped, stayed = _frames(b, [2, 1], 3)
+    assert swapped == stayed
+    assert torch.equal(b.kernel._buffers.text[2], b.kernel._buffers.text[1])
+
+
 def test_text_of_a_released_slot_is_not_copied(comparison: MakeComparison) -> None:
     """Copied with the text of the slot's next stream, its rows would be written in any order."""
     b = comparison("0b6")

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -52,3 +53,18 @@ def test_all_streams_share_the_copies() -> None:
     uploads.flush()
     uploads.flush()
     assert [copy.shape[0] for copy in copies] == [2 * SLOTS, 2 * SLOTS], "vectors and their rows"
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [torch.ones(2, HIDDEN), torch.ones(2, HIDDEN + 1).bfloat16(), torch.ones(HIDDEN).bfloat16()],
+    ids=["dtype", "size", "shape"],
+)
+def test_vectors_that_cannot_be_copied_fail_for_their_stream(vectors: Tensor) -> None:
+    text = torch.zeros(SLOTS, POSITIONS, HIDDEN, dtype=torch.bfloat16)
+    uploads = TextUploads(text, torch.clone)
+    uploads.add(0, 0, torch.ones(2, HIDDEN).bfloat16())
+    with pytest.raises(ValueError, match="Text vectors must be"):
+        uploads.add(1, 0, vectors)
+    uploads.flush()
+    assert text[0, :2].all() and not text[1].any()

@@ -1,6 +1,7 @@
 """Short work of another engine on the backend's device goes first; codes do not change."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ import pytest
 from megakernel_common import device_arbiter
 from megakernel_common.device_arbiter import ShortWork
 from megakernel_tts import AudioChunk
-from megakernel_tts.backends.protocol import Frames
+from megakernel_tts.backends.protocol import Frames, PrefillRequest, PrefillResult
+from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.stream import Stream
 from tests.background import Background, Waits
 from tests.fakes import TIMEOUT_S
-from tests.rig import Rig, codes, drain, scripted
+from tests.rig import TEXT, MakeRig, Rig, codes, drain, scripted
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,9 @@ def test_a_chunk_is_delivered_while_short_work_goes_first(loud_rig: Rig) -> None
     waits.next()
     loud_rig.resume()
     beginning.join()
-    assert isinstance(next(iter(session)), AudioChunk)
+    reading = Background(lambda: next(iter(session)))
+    reading.join()
+    assert isinstance(reading.result, AudioChunk)
     assert len(loud_rig.backend.batch_sizes) == 1, "the next frame waits"
     short.end()
     assert codes(drain(session)[0]).shape[0] == loud_rig.num_frames - 1
@@ -121,6 +125,67 @@ def test_the_device_is_free_after_a_prompt_that_failed(loud_rig: Rig) -> None:
     loud_rig.backend.failing_prompts = {4}
     assert drain(loud_rig.open(seed=4))[1].reason == "error"
     assert loud_rig.idle() and not loud_rig.arbiter.long
+
+
+def test_a_burst_of_prompts_ends_when_short_work_is_announced(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(num_slots=4, first_prefill_positions=1, prefill_budget_positions=1)
+    waits, short, prefill = Waits(rig.arbiter), ShortWork(rig.arbiter), rig.backend.prefill
+    begun: list[Background] = []
+
+    def announce(requests: Sequence[PrefillRequest], budget: int | None = None) -> PrefillResult:
+        if not begun:
+            begun.append(Background(short.begin))
+            waits.next()
+        return prefill(requests, budget)
+
+    monkeypatch.setattr(rig.backend, "prefill", announce)
+    sessions = [rig.open(None, seed=seed) for seed in range(3)]
+    with rig.paused():
+        for session in sessions:
+            session.push_text(TEXT)
+            session.end()
+    waits.next()  # the engine's thread, at the next prompt
+    begun[0].join()
+    assert rig.backend.events == ["prefill", "frame"]
+    short.end()
+    for seed, session in enumerate(sessions):
+        np.testing.assert_array_equal(codes(drain(session)[0]), scripted(seed, rig.num_frames))
+
+
+def test_recognition_gets_the_interpreter_lock_after_a_step(
+    loud_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses, waiting = list[bool](), ShortWork(loud_rig.arbiter)
+    pause = LockPauses.pause_always
+
+    def observed(self: LockPauses) -> None:
+        pauses.append(bool(loud_rig.arbiter.short))
+        pause(self)
+
+    monkeypatch.setattr(LockPauses, "pause_always", observed)
+    waits = Waits(loud_rig.arbiter)
+    loud_rig.backend.gate.clear()
+    session = loud_rig.open(seed=4)
+    loud_rig.hold()
+    assert not pauses, "with few streams there are no pauses"
+    beginning = Background(waiting.begin)
+    waits.next()
+    loud_rig.resume()
+    beginning.join()
+    waiting.end()
+    drain(session)
+    assert pauses and pauses[0]
+
+
+def test_the_device_is_free_after_a_defect(loud_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the loop, while prompts run."""
+    monkeypatch.setattr(loud_rig.engine._loop.scheduler, "note_waiting", lambda: 1 / 0)
+    session = loud_rig.open(seed=4, at_once=True)
+    assert drain(session)[1].reason == "error"
+    loud_rig.engine.close()
+    assert not loud_rig.arbiter.long
 
 
 def test_the_device_is_free_after_the_engine_is_closed(loud_rig: Rig) -> None:

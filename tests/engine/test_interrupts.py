@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from megakernel_tts import Session
+from megakernel_tts import AudioChunk, Session
 from megakernel_tts.backends.protocol import PrefillRequest, PrefillResult
 from megakernel_tts.engine.interrupts import Interrupts
 from megakernel_tts.engine.stream import Stream
@@ -13,14 +13,14 @@ from tests.fakes import ScriptedBackend
 from tests.rig import MakeRig, Rig, codes, drain, scripted
 
 
-def test_an_announced_session_that_was_read_interrupts_no_step() -> None:
+def test_an_opened_session_that_was_read_interrupts_no_step() -> None:
     backend = ScriptedBackend(num_slots=1)
     interrupts = Interrupts(backend)
-    interrupts.announce_session()
-    interrupts.drop_announcements()
+    interrupts.note_opened()
+    interrupts.drop_opened()
     assert backend.interrupted, "it was not read"
     interrupts.note_reading()
-    interrupts.drop_announcements()
+    interrupts.drop_opened()
     assert not backend.interrupted
 
 
@@ -28,16 +28,20 @@ def test_other_interruptions_stay_until_an_iteration_begins() -> None:
     backend = ScriptedBackend(num_slots=1)
     interrupts = Interrupts(backend)
     interrupts.interrupt()
-    interrupts.announce_session()
+    interrupts.note_opened()
     interrupts.note_reading()
-    interrupts.drop_announcements()
+    interrupts.drop_opened()
     assert backend.interrupted
     interrupts.clear()
     assert not backend.interrupted
+    interrupts.note_opened()
+    interrupts.note_reading()
+    interrupts.drop_opened()
+    assert not backend.interrupted, "the earlier interruption has no effect any more"
 
 
-@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.announce_session])
-def test_an_event_while_announcements_are_dropped_interrupts(
+@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.note_opened])
+def test_an_event_while_sessions_are_dropped_interrupts(
     event: Callable[[Interrupts], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has interrupted the backend before the backend's flag is cleared."""
@@ -49,7 +53,23 @@ def test_an_event_while_announcements_are_dropped_interrupts(
         clear()
 
     monkeypatch.setattr(backend, "clear_interrupt", clear_after_event)
-    interrupts.drop_announcements()
+    interrupts.drop_opened()
+    assert backend.interrupted
+
+
+@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.note_opened])
+def test_an_event_is_recorded_before_the_backend_is_interrupted(
+    event: Callable[[Interrupts], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ScriptedBackend(num_slots=1)
+    interrupts, interrupt = Interrupts(backend), backend.interrupt
+
+    def interrupt_before_loop_goes_on() -> None:
+        interrupt()
+        interrupts.drop_opened()
+
+    monkeypatch.setattr(backend, "interrupt", interrupt_before_loop_goes_on)
+    event(interrupts)
     assert backend.interrupted
 
 
@@ -81,6 +101,26 @@ def test_streams_that_are_opened_while_prompts_run_begin_with_a_whole_step(
     assert loud_rig.backend.step_lengths[0] == 3
     assert loud_rig.backend.events[:5] == ["prefill", "prefill", "frame", "frame", "frame"]
     assert len(loud_rig.backend.step_lengths) <= 2, "the first step made all of its frames"
+
+
+def test_a_session_that_begins_with_a_break_waits_for_one_frame(
+    loud_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no slot yet, so the loop does not read it from the queue."""
+    opened: list[Session] = []
+    text = '<break time="0.5s"/>hello to the world.'
+    during_first_prefill(
+        loud_rig, monkeypatch, lambda: opened.append(loud_rig.open(text, seed=1, at_once=True))
+    )
+    speaking = loud_rig.open(seed=0, at_once=True, first=100, largest=100)
+    assert isinstance(next(iter(speaking)), AudioChunk)
+    silence = next(iter(opened[0]))
+    assert isinstance(silence, AudioChunk) and not len(silence.codes)
+    first_step = loud_rig.backend.events.index("frame")
+    assert loud_rig.backend.step_lengths[0] > 1
+    assert loud_rig.backend.events[first_step + 1] != "frame", "the first step made one frame"
+    for session in (speaking, *opened):
+        session.cancel()
 
 
 def test_a_cancellation_while_prompts_run_ends_the_next_step(

@@ -236,6 +236,41 @@ def test_a_session_that_is_cancelled_while_its_chunk_waits_affects_no_other(
         assert stt.transcribe((noise(0.2), RATE)).seconds == 0.2 and stt.running
 
 
+def test_recordings_do_not_keep_synthesis_waiting(
+    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter, announced, step = DeviceArbiter(), list[bool](), ChunkRecogniser.step
+    monkeypatch.setattr("megakernel_stt.stt.device_arbiter", lambda device: arbiter)
+
+    def observed_step(self: ChunkRecogniser, recognitions: Sequence) -> None:
+        announced.append(bool(arbiter.short))
+        step(self, recognitions)
+
+    monkeypatch.setattr(ChunkRecogniser, "step", observed_step)
+    with STT.load(recogniser(), "cpu", slots=2) as stt:
+        stt.transcribe((noise(0.5), RATE), lookahead_ms=80)
+        assert announced and not any(announced)
+        announced.clear()
+        session = stt.open(lookahead_ms=80)
+        session.push(noise(0.5), RATE)
+        last_final(session)
+        assert announced and all(announced)
+
+
+def test_the_device_is_free_after_a_defect(
+    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = DeviceArbiter()
+    monkeypatch.setattr("megakernel_stt.stt.device_arbiter", lambda device: arbiter)
+    with STT.load(recogniser(), "cpu", slots=2) as stt:
+        monkeypatch.setattr(stt._engine._loop, "_step", lambda *_: 1 / 0)
+        session = stt.open(lookahead_ms=80)
+        session.push(noise(0.5), RATE)
+        with pytest.raises(EngineClosedError):
+            list(session)
+    assert not arbiter.short
+
+
 def test_a_forked_process_is_refused(stt: STT) -> None:
     with stt.open() as session:
         read, write = os.pipe()
