@@ -225,7 +225,7 @@ class CudaDecoder:
 
         On a CPU there is no CUDA stream to wait for: the codes must have been written.
         """
-        self._clear_new_slots()  # before the wait
+        self._clear_new_slots()  # not between the frames and the codec
         if self._cuda_stream is not None:
             self._cuda_stream.wait_for_current_stream()
         self._start(requests)
