@@ -1,6 +1,7 @@
 """Short work of another engine on the backend's device goes first; codes do not change."""
 
 import random
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -132,12 +133,13 @@ def test_a_burst_of_prompts_ends_when_short_work_is_announced(
 ) -> None:
     rig = make_rig(num_slots=4, first_prefill_positions=1, prefill_budget_positions=1)
     waits, short, prefill = Waits(rig.arbiter), ShortWork(rig.arbiter), rig.backend.prefill
-    begun: list[Background] = []
+    begun, announced = list[Background](), threading.Event()
 
     def announce(requests: Sequence[PrefillRequest], budget: int | None = None) -> PrefillResult:
         if not begun:
             begun.append(Background(short.begin))
             waits.next()
+            announced.set()
         return prefill(requests, budget)
 
     monkeypatch.setattr(rig.backend, "prefill", announce)
@@ -146,6 +148,7 @@ def test_a_burst_of_prompts_ends_when_short_work_is_announced(
         for session in sessions:
             session.push_text(TEXT)
             session.end()
+    assert announced.wait(TIMEOUT_S)
     waits.next()  # the engine's thread, at the next prompt
     begun[0].join()
     assert rig.backend.events == ["prefill", "frame"]
