@@ -258,7 +258,7 @@ class STT:
         recogniser = self._recognisers[self._key(lookahead_ms)]
 
         def make(inbox: Inbox, events: EventQueue) -> Stream:
-            return Stream(recogniser, prompt, inbox, events, live=not wait)  # else a recording
+            return Stream(recogniser, prompt, inbox, events, live=not wait)  # else a recording or a warm-up
 
         return self._engine.open(make, wait=wait)
 
