@@ -258,7 +258,8 @@ class STT:
         recogniser = self._recognisers[self._key(lookahead_ms)]
 
         def make(inbox: Inbox, events: EventQueue) -> Stream:
-            return Stream(recogniser, prompt, inbox, events, live=not wait)  # else a recording or a warm-up
+            # What waits for a slot is a recording or the warm-up.
+            return Stream(recogniser, prompt, inbox, events, live=not wait)
 
         return self._engine.open(make, wait=wait)
 
