@@ -102,6 +102,9 @@ class FixedTimeBackend:
         self._pending = codes.astype(np.int32)
         self._codes = torch.from_numpy(codes)
 
+    def prepare(self) -> None:
+        """Does nothing; see `Backend.prepare`."""
+
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """See `Backend.reserve`; nothing takes memory."""
         return True

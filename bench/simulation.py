@@ -254,6 +254,9 @@ class SimulatedBackend:
         """Number of streams."""
         return len(self._streams)
 
+    def prepare(self) -> None:
+        """Does nothing; see `Backend.prepare`."""
+
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """See `Backend.reserve`; nothing takes memory."""
         return True

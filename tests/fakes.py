@@ -37,7 +37,7 @@ class ScriptedBackend:
         prompts: Seed and first frame number of every prompt.
         prefill_sizes: Prompts of every prefill.
         prefill_positions: Positions that every prefill ran.
-        events: `prefill`, `frame` and `swap_in`, in order.
+        events: `prefill`, `frame`, `swap_in` and `prepare`, in order.
         threads: Threads that called `prefill` or `step`.
         num_swapped_out: Calls of `swap_out`.
         pool: Memory of the slots, in pages of `PAGE_SIZE` positions.
@@ -110,6 +110,9 @@ class ScriptedBackend:
             self.events.append(event)
             self._recorded.notify_all()
 
+    def prepare(self) -> None:
+        self._record("prepare")
+
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         num_positions = min(num_positions, self.max_positions)
         return self.pool.reserve(slot, num_positions, beginning=beginning)
@@ -173,7 +176,6 @@ class ScriptedBackend:
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
-        overlap()
         self.threads.add(threading.get_ident())
         self.step_lengths.append(num_frames)
         num_frames = self._reserve_frames(slots, num_frames)
@@ -181,8 +183,11 @@ class ScriptedBackend:
         made: dict[int, list[Tensor | None]] = {slot: [] for slot in slots}
         upcoming = {slot: np.full((num_frames, 16), 9999, np.int32) for slot in slots}
         moving = list(slots)
+        if num_frames == 1:
+            on_last_frame([*upcoming.values()])
+        overlap()
         for i in range(num_frames):
-            if i + 1 == num_frames:
+            if 0 < i == num_frames - 1:
                 on_last_frame([*upcoming.values()])
             self._pass_gate()
             self.batch_sizes.append(len(moving))

@@ -52,7 +52,7 @@ class Opens:
 
     def __init__(self) -> None:
         self.selector = CountingSelector()
-        self.pending = PendingOpens()
+        self.pending = PendingOpens(lambda: None)
         self.opened: list[tuple[int, int]] = []
         self.refused: set[int] = set()
         self._queue = OpenQueue(lambda: self.pending)
@@ -157,7 +157,7 @@ def test_a_session_that_cannot_be_opened_does_not_delay_the_others() -> None:
 
 def test_event_loops_do_not_wait_for_each_other() -> None:
     """One loop stops while its sessions wait; the other opens all of its own."""
-    queue, opened = OpenQueue(PendingOpens), list[str]()
+    queue, opened = OpenQueue(lambda: PendingOpens(lambda: None)), list[str]()
 
     def opener(name: str) -> Callable[[], Session]:
         return lambda: cast(Session, opened.append(name))

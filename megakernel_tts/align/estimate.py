@@ -5,6 +5,7 @@ which the estimate is corrected. The error of a word between two pauses is a fra
 between them.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -64,7 +65,7 @@ class EstimatedWordTimer:
         self._num_queued = 0  # words of the text that were added to `_pending`
         self._pending: deque[tuple[str, float]] = deque()  # words and their starts in text time
         # "Text time" is the time in seconds at the ordinary pace, without pauses.
-        self._text_end = 0.0  # of the text so far
+        self._text_end = 0.0  # of the words that were queued
         self._clause_starts: list[float] = []  # after the last correction
         self._text_time = 0.0  # of the speech so far
         self._corrected_at = 0.0  # `_text_time` at the last correction
@@ -74,13 +75,19 @@ class EstimatedWordTimer:
     ) -> None:
         """See `WordTimer.update_text`."""
         self._transcript.update(ids, num_whole, replacements)
-        for i in range(self._num_queued, self._transcript.num_complete):
-            spoken = split_words(self._transcript.spoken(i))
-            self._pending.append((self._transcript[i], self._text_end))
+
+    def _queue_words(self, before_s: float = math.inf) -> None:
+        """Queues the words that begin before a text time.
+
+        The others wait until they are needed: those of a whole text take as long as a frame.
+        """
+        while self._text_end < before_s and self._num_queued < self._transcript.num_complete:
+            spoken = split_words(self._transcript.spoken(self._num_queued))
+            self._pending.append((self._transcript[self._num_queued], self._text_end))
             self._text_end += _spoken_seconds(spoken)
             if spoken[-1].ends_clause:
                 self._clause_starts.append(self._text_end)
-        self._num_queued = self._transcript.num_complete
+            self._num_queued += 1
 
     def add_scores(self, scores: NDArray[np.float32]) -> None:
         """Ignores the scores; see `WordTimer.add_scores`."""
@@ -105,6 +112,7 @@ class EstimatedWordTimer:
                 self._num_silent += self._text_time > 0  # silence before the speech is no pause
             self._num_intervals += 1
         if last:
+            self._queue_words()
             words += [self._word_now(text) for text, _ in self._pending]
             self._pending.clear()
         return words
@@ -123,6 +131,7 @@ class EstimatedWordTimer:
         if self._num_silent >= _PAUSE_INTERVALS:
             self._correct()
         self._num_silent = 0
+        self._queue_words(self._text_time + INTERVAL_S)
         # Speech that is ahead of the text continues with the next text that arrives.
         self._text_time = min(self._text_time, self._text_end)
 
@@ -130,6 +139,7 @@ class EstimatedWordTimer:
         """Sets the text time to the nearest clause start within the allowed distance."""
         elapsed = self._text_time - self._corrected_at
         max_distance = max(_MIN_CORRECTION_RANGE, _MAX_CORRECTION_SHARE * elapsed)
+        self._queue_words(self._text_time + max_distance)
         nearest = min(
             self._clause_starts, key=lambda start: abs(start - self._text_time), default=None
         )

@@ -121,6 +121,11 @@ class Megakernel:
         self._prefixes = PrefixCache()
         self._state: dict[int, KernelSlot] = {}
 
+    @in_inference_mode
+    def prepare(self) -> None:
+        """Copies the page table to the device once more; see `Backend.prepare`."""
+        self._cache.upload_table(again=True)
+
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Assigns pages of the KV cache to a slot; see `Backend.reserve`."""
         return self._cache.reserve(slot, num_positions, beginning=beginning)
@@ -235,8 +240,9 @@ class Megakernel:
             return
         sizes = self._narrow_streams, self._max_columns
         narrow = fill_batches(chunks, *sizes, self._max_columns)
-        wide_columns = self._kernels.max_wide_prefill_columns
-        wide = fill_batches(chunks, *sizes, wide_columns, wide=True) if wide_columns else narrow
+        wide, wide_columns = narrow, self._kernels.max_wide_prefill_columns
+        if wide_columns and len(narrow) > 1:
+            wide = fill_batches(chunks, *sizes, wide_columns, wide=True)
         buffers, kernels = self._buffers, self._kernels
         params, workspace, written = buffers.params, buffers.workspace, buffers.written_tensors()
         self._cache.upload_table()
@@ -300,11 +306,12 @@ class Megakernel:
             for start in range(0, len(slots), self.max_streams):
                 launched = slots[start : start + self.max_streams]
                 num_frames = self._launch(launched, num_frames)
+                report = partial(self._report_pending, on_last_frame, slots, num_frames)
+                if num_frames == 1:  # it is under way
+                    report()
                 if start == 0:
                     overlap()
-                self._wait(
-                    num_frames, partial(self._report_pending, on_last_frame, slots, num_frames)
-                )
+                self._wait(num_frames, report if num_frames > 1 else lambda: None)
                 generated += self._collect(len(launched), num_frames)
                 scores += self._scores(launched, num_frames)
         except Exception:
@@ -321,7 +328,9 @@ class Megakernel:
         params = buffers.params
         num_positions = {slot: self._state[slot].num_positions for slot in slots}
         num_frames = self._cache.prepare_frames(num_positions, num_frames)
-        self._text_uploads.flush()
+        needs_text = num_frames > 1 or any(self._state[slot].num_frames for slot in slots)
+        if needs_text or len(slots) > self._narrow_streams:  # many keep the device busy meanwhile
+            self._text_uploads.flush()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS

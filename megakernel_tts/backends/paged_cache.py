@@ -89,9 +89,13 @@ class PagedCache:
         """Frees the pages of a slot."""
         self._pool.release(slot)
 
-    def upload_table(self) -> None:
-        """Passes the slots' pages to the device, for the launches that follow."""
-        if self._pool.num_changes != self._num_uploaded_changes:
+    def upload_table(self, *, again: bool = False) -> None:
+        """Passes the slots' pages to the device, for the launches that follow.
+
+        Args:
+            again: Whether to do so if the device has them already, too.
+        """
+        if again or self._pool.num_changes != self._num_uploaded_changes:
             self._buffers.upload_page_table(self._pool.table)
             self._num_uploaded_changes = self._pool.num_changes
 

@@ -191,6 +191,10 @@ class Backend(Protocol):
     max_positions: int
     blocking: bool
 
+    def prepare(self) -> None:
+        """Makes the next call fast after a pause, in which the first one would take longer."""
+        ...
+
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Gives a slot memory for its first positions, if it lacks some and there is enough.
 
@@ -262,11 +266,11 @@ class Backend(Protocol):
             num_frames: Frames of each at most.
             overlap: Called once while the device works, unless the step fails before; must not
                 raise.
-            on_last_frame: Called at most once, after `overlap`, while the last frame is being made
-                or after it; must not raise. Its argument is where the codes will be. Device work
-                that it launches runs behind the step. The step's result says how many of the
-                frames exist. A backend whose device cannot read codes before the host does not
-                call it.
+            on_last_frame: Called at most once, while the last frame is being made or after it:
+                before `overlap` if that is the first frame. Must not raise. Its argument is where
+                the codes will be. Device work that it launches runs behind the step. The step's
+                result says how many of the frames exist. A backend whose device cannot read codes
+                before the host does not call it.
 
         Raises:
             DeviceError: The device failed; no single stream is at fault.

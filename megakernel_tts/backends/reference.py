@@ -128,6 +128,9 @@ class Reference:
         self._state: dict[int, _Slot] = {}
         self._interrupted = False
 
+    def prepare(self) -> None:
+        """Does nothing; see `Backend.prepare`."""
+
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """See `Backend.reserve`; every slot has memory of its own."""
         return True

@@ -42,18 +42,24 @@ class DeadlineScheduler:
         self._num_postponed = 0  # times in succession
 
     def choose(
-        self, movable: Sequence[Stream], now_s: float
+        self, movable: Sequence[Stream], now_s: float, *, few_open: bool = False
     ) -> tuple[Sequence[Stream], Sequence[Stream]]:
         """Returns the streams of the next step, and those that it leaves out.
 
-        If there are more than a step takes, urgent streams come first. They are followed by late
-        ones, of which the one whose last step was longest ago comes first, and then by the others
-        by their deadlines.
+        If few are open, those that begin to speak are stepped before the others, if these can wait:
+        a first frame has no pass of the talker, so that a step of such frames only is shorter. If
+        there are more than a step takes, urgent streams come first. They are followed by late ones,
+        of which the one whose last step was longest ago comes first, and then by the others by
+        their deadlines.
 
         Args:
             movable: Streams that can make a frame.
             now_s: Clock time in seconds.
+            few_open: Whether so few streams are open that the time to a first chunk comes before
+                throughput.
         """
+        if few_open and (divided := self._choose_beginning(movable, now_s)):
+            return divided
         if len(movable) <= self._max_streams:
             return movable, ()
 
@@ -67,6 +73,17 @@ class DeadlineScheduler:
 
         ranked = sorted(movable, key=rank)
         return ranked[: self._max_streams], ranked[self._max_streams :]
+
+    def _choose_beginning(
+        self, movable: Sequence[Stream], now_s: float
+    ) -> tuple[Sequence[Stream], Sequence[Stream]] | None:
+        """Returns the streams that begin to speak and the others, if these can wait."""
+        beginning = [stream for stream in movable if stream.begins_speech]
+        others = [stream for stream in movable if stream not in beginning]
+        wait_s = self._margin_s(len(movable)) + self.times.iteration_s(len(beginning))
+        can_wait = all(stream.deadline_s - now_s >= wait_s for stream in others)
+        divides = can_wait and 0 < len(beginning) <= self._max_streams
+        return (beginning, others) if divides else None
 
     def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
         """Returns the frames of a step: until the last chunk is due, or a deadline is near.

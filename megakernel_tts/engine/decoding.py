@@ -74,14 +74,24 @@ class DecodePipeline:
         """Whether a batch was begun and not delivered."""
         return self._batch is not None
 
+    @property
+    def begins_speech(self) -> bool:
+        """Whether the batch in flight has the first chunk of a stream."""
+        batch = self._batch
+        return batch is not None and any(not s.delivery.num_frames for s in batch.streams)
+
     def begin_early(self, moving: Sequence[Stream], pending_codes: PendingCodes) -> None:
         """Begins the chunks that will be due after the step under way; does not raise.
 
+        The batch in flight is delivered before.
+
         Args:
-            moving: Streams that are stepped; no batch is in flight.
+            moving: Streams that are stepped.
             pending_codes: Where the codes of each stream will be.
         """
-        assert self._batch is None, "the earlier batch was not delivered"
+        self._pauses.pause_if_due()
+        if self.deliver():
+            self._pauses.pause()  # for the readers that were woken
         try:
             chunks = self._early_chunks(moving, pending_codes)
             if chunks:

@@ -4,8 +4,8 @@ An event loop needs the lock for each callback. Python requests it from another 
 5 ms (`sys.getswitchinterval`). A release that is shorter than the wake-up of a thread, as within an
 operation of torch, does not pass the lock on, and the 5 ms begin anew.
 
-With few streams there are no pauses: the work between two waits for the device is short then, and a
-pause in it delays the first chunk by 0.1 ms.
+With few streams the work between two waits for the device is short, and a pause in it delays the
+first chunk by 0.1 ms. So there is one pause only, behind a stream's first chunk, for its reader.
 """
 
 import time
@@ -14,13 +14,14 @@ from collections.abc import Callable
 _FEW_STREAMS = 8
 _MAX_HOLD_S = 1e-3  # of the lock, before a pause is due
 _PAUSE_S = 50e-6  # a thread that waits for the lock wakes up within this time
+_WAKE_UP_S = 2e-4  # one that has waited for longer, for an event, within this time
 
 
 class LockPauses:
     """Makes pauses when the thread has worked for some time without one.
 
     Attributes:
-        num_streams: Open streams; with few there are no pauses.
+        num_streams: Open streams; with few, `pause` does nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -46,6 +47,11 @@ class LockPauses:
         """Pauses, unless there are few streams."""
         if self.num_streams > _FEW_STREAMS:
             self.pause_always()
+
+    def pause_for_reader(self) -> None:
+        """Pauses until a reader has woken up that has waited for its first chunk."""
+        time.sleep(_WAKE_UP_S)
+        self._since_s = self._clock()
 
     def pause_always(self) -> None:
         """Releases the lock for long enough that a thread that waits for it gets it."""

@@ -13,8 +13,8 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
 - beside the next work of the device, a prefill or a step, so that the device does not wait for it
   (before a prefill, if the backend runs it on this thread);
-- at the start of an iteration, if a stream must leave its slot in it, or if there is no step that
-  could hide the delivery.
+- at the start of an iteration, if a stream must leave its slot in it, if there is no step that
+  could hide the delivery, or if few streams are open and one of them waits for its first chunk.
 
 A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
 not needed at once. Prompts of streams that get slots next are built beside a step, too.
@@ -84,7 +84,7 @@ class Loop:
         """
         self.wakeup = Wakeup()
         self.interrupts = Interrupts(backend)
-        self.pending_opens = PendingOpens()
+        self.pending_opens = PendingOpens(self.wakeup.set)
         self.reader_wakeups = ReaderWakeups()
         self.scheduler = Scheduler(backend, vocoder, policy or SchedulingPolicy(), clock)
         self._pauses = LockPauses(clock)
@@ -125,6 +125,8 @@ class Loop:
                 has_work = self._iterate()
                 self.reader_wakeups.wake()
                 if not has_work:
+                    if self.pending_opens.count:
+                        self._backend.prepare()
                     timeout_s = self.scheduler.policy.stall_timeout_s
                     self.wakeup.wait(timeout_s if self.scheduler.waiting else None)
                     self._pauses.restart()
@@ -181,7 +183,7 @@ class Loop:
             others_wait: Whether another stream may start after the step, which is then short.
         """
         deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
-        chosen, left_out = deadlines.choose(movable, now_s)
+        chosen, left_out = deadlines.choose(movable, now_s, few_open=self.scheduler.few_open)
         num_frames = deadlines.num_frames(chosen, left_out, now_s)
         if others_wait:
             num_frames = min(num_frames, 1)
@@ -191,20 +193,12 @@ class Loop:
         self._work.step_s = self.scheduler.clock() - now_s
 
     def _deliver_if_required(self) -> None:
-        """Delivers the batch in flight if no step will overlap it, or a slot is to become free."""
-        if not self._stepped or self._must_free_slot():
+        """Delivers the batch in flight if it cannot wait until the device has work."""
+        if self.scheduler.few_open and self.decoding.begins_speech:
             self.decoding.deliver()
-
-    def _must_free_slot(self) -> bool:
-        """Whether a stream must leave its slot before the next step."""
-        scheduler = self.scheduler
-        if scheduler.choose_swap() is not None:
-            return True
-        if not (leaving := scheduler.leaving):
-            return False
-        if scheduler.lacks_slot or any(stream.abandoned for stream in leaving):
-            return True
-        return not any(stream.movable for stream in scheduler.streams)  # no step follows
+            self._pauses.pause_for_reader()
+        elif not self._stepped or self.scheduler.must_free_slot:
+            self.decoding.deliver()
 
     def _beside_device_work(self, moving: Sequence[Stream] = ()) -> None:
         """Runs while the device computes: delivers the batch in flight and reads new text."""

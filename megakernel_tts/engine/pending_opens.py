@@ -1,12 +1,19 @@
 """What other threads signal to the engine loop: sessions that are being opened."""
 
 import threading
+from collections.abc import Callable
 
 
 class PendingOpens:
     """Counts the sessions that are being opened, on any thread: each in a `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_first: Callable[[], object]) -> None:
+        """Starts with none.
+
+        Args:
+            on_first: Called when a session is being opened and no other is.
+        """
+        self._on_first = on_first
         self._count = 0
         self._changed = threading.Condition()
 
@@ -18,6 +25,9 @@ class PendingOpens:
     def __enter__(self) -> None:
         with self._changed:
             self._count += 1
+            is_first = self._count == 1
+        if is_first:
+            self._on_first()
 
     def __exit__(self, *_: object) -> None:
         with self._changed:

@@ -24,6 +24,8 @@ from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.segment import SwappedState
 from megakernel_tts.engine.stream import Stream
 
+_FEW_STREAMS = 8  # of which the narrow kernels make frames
+
 
 @dataclass(frozen=True)
 class SchedulingPolicy:
@@ -87,7 +89,7 @@ class Scheduler:
         self._vocoder = vocoder
         # In the order in which they get slots; replaced under `lock`, so that reading needs none.
         self._streams: tuple[Stream, ...] = ()
-        self._free_slots = list(range(backend.num_slots))
+        self._free_slots = [*reversed(range(backend.num_slots))]
         # Whether memory was too small, when it was last requested: for the next frame of a stream
         # that speaks, or for the stream at the front of the queue.
         self._frame_lacks_memory = self._slot_lacks_memory = False
@@ -125,6 +127,11 @@ class Scheduler:
         return tuple(other for other in self._streams if other is not stream)
 
     # --- decisions ---
+
+    @property
+    def few_open(self) -> bool:
+        """Whether so few streams are open that the time to a first chunk precedes throughput."""
+        return len(self._streams) <= _FEW_STREAMS
 
     @property
     def leaving(self) -> list[Stream]:
@@ -181,6 +188,17 @@ class Scheduler:
         return max(reversed(lower), key=lambda s: s.request.priority, default=None)
 
     @property
+    def must_free_slot(self) -> bool:
+        """Whether a stream must leave its slot before the next step."""
+        if self.choose_swap() is not None:
+            return True
+        if not (leaving := self.leaving):
+            return False
+        if self.lacks_slot or any(stream.abandoned for stream in leaving):
+            return True
+        return not any(stream.movable for stream in self.streams)  # no step follows
+
+    @property
     def waiting(self) -> list[Stream]:
         """Streams that could use a slot: by priority, swapped out ones and urgent ones first."""
         waiting = [stream for stream in self.streams if stream.waiting]
@@ -214,11 +232,11 @@ class Scheduler:
 
     def acquire(self, stream: Stream, num_positions: int) -> bool:
         """Assigns a free slot to a stream, unless memory lacks room for so many positions."""
-        slot = self._free_slots[0]
+        slot = self._free_slots[-1]  # the one left last has its pages and often the prefix
         self._slot_lacks_memory = not self._backend.reserve(slot, num_positions, beginning=True)
         if self._slot_lacks_memory:
             return False
-        self._free_slots.pop(0)
+        self._free_slots.pop()
         stream.enter_slot(slot)
         return True
 

@@ -209,6 +209,12 @@ class Stream:
         return self.delivery.num_unread + self.segment.num_decoding + len(self.segment.pending)
 
     @property
+    def begins_speech(self) -> bool:
+        """Whether the next frame, the first of its segment, completes the stream's first chunk."""
+        is_first = self._first_chunk and not self.active_segment.num_frames
+        return is_first and self.step_range()[0] == 1
+
+    @property
     def _first_chunk(self) -> bool:
         """Whether the next chunk is the stream's first."""
         decoding = self.segment is not None and self.segment.num_decoding > 0

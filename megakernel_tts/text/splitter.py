@@ -82,6 +82,11 @@ class Splitter:
         Yields:
             (portion, whether the segment ends after it). The portions concatenate to the text.
         """
+        if text.isascii() and 0 < len(text) <= self._limits.sentence - self._length:
+            self._segment += text  # most texts: in one operation, as the first audio waits for it
+            self._length += len(text)
+            yield text, False
+            return
         start = 0
         for i, char in enumerate(text):
             if self._length >= self._limits.sentence and self._splits_before(char):

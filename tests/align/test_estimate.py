@@ -2,6 +2,8 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from megakernel_tts.align.estimate import EstimatedWordTimer, spoken_seconds
@@ -19,9 +21,11 @@ class EstimatedSpeech:
         self._ids: list[int] = []
         self._times = EstimatedWordTimer(Transcript(self._vocabulary.token_bytes), SAMPLE_RATE)
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, *, queue_all: bool = False) -> None:
         self._ids += self._vocabulary.ids(*text)
         self._times.update_text(self._ids, len(self._ids))
+        if queue_all:
+            self._times._queue_words()
 
     def speak(self, pcm: NDArray[np.int16]) -> list[Word]:
         return self._times.add_audio(pcm[None], last=False)
@@ -136,3 +140,29 @@ def test_num_pending_counts_words_that_were_not_returned() -> None:
     assert speaker.num_pending == 4 - len(spoken) > 0
     speaker.end()
     assert speaker.num_pending == 0
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "One, two. ", "three ", "1234567890 ", "a b; c: d! ", "e - f, "]),
+            st.sampled_from([0.0, 0.04, 0.3, 0.7, 2.0]),
+            st.sampled_from([0.0, 0.1, 0.2, 1.0]),
+        ),
+        max_size=12,
+    )
+)
+def test_words_that_are_queued_when_needed_have_the_times_of_all_words_at_once(
+    portions: list[tuple[str, float, float]],
+) -> None:
+    """Portions of text, each followed by sound and a pause of these lengths in seconds."""
+    found: list[list[tuple[float, int]]] = []
+    for queue_all in (False, True):
+        speaker, words = EstimatedSpeech(), list[tuple[float, int]]()
+        for text, sound_s, pause_s in portions:
+            speaker.write(text, queue_all=queue_all)
+            for samples in (sound(sound_s), pause(pause_s)):
+                words += [(word.start, speaker.num_pending) for word in speaker.speak(samples)]
+        words += [(word.start, speaker.num_pending) for word in speaker.end()]
+        found.append(words)
+    assert found[0] == found[1]

@@ -218,6 +218,59 @@ def test_text_of_a_released_slot_is_not_copied(comparison: MakeComparison) -> No
     assert torch.equal(text, before)
 
 
+def test_the_text_of_a_first_frame_is_copied_behind_it(
+    comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first frame needs no text, and the copy would delay it."""
+    b, expected = comparison("0b6"), comparison("0b6")
+    for c in (b, expected):
+        c.kernel.prefill([PrefillRequest(0, c.prompt, SAMPLINGS[0])])
+        c.kernel.feed(0, c.text, True)
+    expected.kernel._text_uploads.flush()
+    copied = list[Tensor]()
+    upload = b.kernel._buffers.upload
+
+    def record(host: Tensor) -> Tensor:
+        copied.append(host)
+        return upload(host)
+
+    monkeypatch.setattr(b.kernel._text_uploads, "_upload", record)
+    assert _frames(b, [0], 1) == _frames(expected, [0], 1) and not copied
+    assert _frames(b, [0], 2) == _frames(expected, [0], 2) and copied
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "expected"),
+    [(1, ["last frame", "overlap"]), (2, ["overlap", "last frame"])],
+)
+def test_the_codec_begins_before_other_work_if_the_first_frame_is_the_last(
+    comparison: MakeComparison, num_frames: int, expected: list[str]
+) -> None:
+    b, calls = comparison("0b6"), list[str]()
+    b.kernel.prefill([PrefillRequest(0, b.prompt, SAMPLINGS[0])])
+    b.kernel.feed(0, b.text, True)
+    b.kernel.step(
+        [0],
+        num_frames,
+        overlap=lambda: calls.append("overlap"),
+        on_last_frame=lambda _: calls.append("last frame"),
+    )
+    assert calls == expected
+
+
+def test_preparing_changes_no_codes(comparison: MakeComparison) -> None:
+    prepared, plain = comparison("0b6"), comparison("0b6")
+    found: list[object] = []
+    for b in (prepared, plain):
+        b.kernel.prefill([PrefillRequest(1, b.prompt, SAMPLINGS[0])])
+        b.kernel.feed(1, b.text, True)
+        first = _frames(b, [1], 2)
+        if b is prepared:
+            b.kernel.prepare()
+        found.append((first, _frames(b, [1], 2)))
+    assert found[0] == found[1]
+
+
 def test_a_second_rope_theta_is_refused(comparison: MakeComparison) -> None:
     b = comparison("0b6")
     stack = replace(b.config.predictor.stack, rope_theta=1e4)

@@ -1,0 +1,116 @@
+"""The first chunk of a stream: what precedes it while few streams are open, and while many are."""
+
+import pytest
+
+from megakernel_tts import AudioChunk, Session
+from tests.rig import TEXT, UNLIMITED, MakeRig, Rig, drain, read
+
+_MANY = 12  # streams
+
+
+def _speaking(rig: Rig, count: int) -> list[Session]:
+    """Opens streams with chunks of one frame, which are stopped in a step after their first."""
+    sessions = [
+        rig.open(seed=1 + i, first=1, largest=1, ahead=UNLIMITED, at_once=True)
+        for i in range(count)
+    ]
+    for session in sessions:
+        assert isinstance(next(iter(session)), AudioChunk)
+    rig.hold()
+    return sessions
+
+
+@pytest.mark.parametrize(
+    ("num_speaking", "late_by_s", "expected"),
+    [(1, 0, [1, 2]), (4, 0, [1, 5]), (1, 60, [2, 2]), (_MANY, 0, [_MANY + 1] * 2)],
+    ids=["one", "four", "one that is late", "many"],
+)
+def test_a_first_frame_is_made_before_those_of_few_streams_that_can_wait(
+    make_rig: MakeRig, num_speaking: int, late_by_s: float, expected: list[int]
+) -> None:
+    rig = make_rig(_MANY + 1)
+    rig.backend.endless = True
+    speaking = _speaking(rig, num_speaking)
+    num_prefills = rig.backend.events.count("prefill")
+    rig.advance(late_by_s)
+    other = rig.open(seed=99, first=1, largest=1, ahead=UNLIMITED, at_once=True)
+    rig.resume()
+    assert isinstance(next(iter(other)), AudioChunk)
+    frames = _frames_before(rig, num_prefills + 1)
+    rig.backend.wait_until(lambda: rig.backend.events.count("frame") >= frames + 2)
+    assert rig.backend.batch_sizes[frames : frames + 2] == expected
+    for session in (*speaking, other):
+        session.cancel()
+
+
+def _frames_before(rig: Rig, prefill: int) -> int:
+    """Frames that the backend made before a prefill; the first is 1."""
+    events = rig.backend.events
+    index = [i for i, event in enumerate(events) if event == "prefill"][prefill - 1]
+    return events[:index].count("frame")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, ["step", "deliver", "step"]), (_MANY, ["step", "step", "deliver"])]
+)
+def test_a_first_chunk_of_few_streams_is_delivered_before_the_next_step(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, count: int, expected: list[str]
+) -> None:
+    """Of many streams it is delivered beside that step, so that the device does not wait."""
+    rig, calls = make_rig(_MANY), list[str]()
+    decoding = rig.engine._loop.decoding
+    step, deliver = rig.backend.step, decoding.deliver
+
+    def record_step(*arguments: object) -> object:
+        calls.append("step")
+        return step(*arguments)  # type: ignore[arg-type]
+
+    def record_delivery() -> bool:
+        if decoding.in_flight:
+            calls.append("deliver")
+        return deliver()
+
+    monkeypatch.setattr(rig.backend, "step", record_step)
+    monkeypatch.setattr(decoding, "deliver", record_delivery)
+    sessions = [rig.open(None, seed=1 + i) for i in range(count)]
+    rig.settle()
+    with rig.paused():
+        for session in sessions:
+            session.push_text(TEXT)
+            session.end()
+    assert {finish.reason for finish in read(sessions)} == {"eos"}
+    assert calls[:3] == expected
+
+
+def test_an_idle_backend_is_prepared_while_a_session_is_being_opened(rig: Rig) -> None:
+    with rig.engine.pending_open():
+        rig.backend.wait_until(lambda: rig.backend.events == ["prepare"])
+    assert drain(rig.open(seed=1))[1].reason == "eos"
+    assert rig.backend.events.count("prepare") == 1
+
+
+def test_a_backend_at_work_is_not_prepared(rig: Rig) -> None:
+    speaking = rig.open(seed=1)
+    rig.hold()
+    with rig.engine.pending_open():
+        pass
+    rig.resume()
+    assert drain(speaking)[1].reason == "eos"
+    assert "prepare" not in rig.backend.events
+
+
+def test_a_stream_gets_the_slot_that_was_left_last(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are those of the stream before, and begin with the prefix of the same voice."""
+    rig, slots = make_rig(3), list[int]()
+    prefill = rig.backend.prefill
+
+    def record(requests: list[object], budget: int | None = None) -> object:
+        slots.extend(request.slot for request in requests)  # type: ignore[attr-defined]
+        return prefill(requests, budget)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rig.backend, "prefill", record)
+    for seed in range(3):
+        assert drain(rig.open(seed=seed, at_once=True))[1].reason == "eos"
+    assert slots == [0, 0, 0]
