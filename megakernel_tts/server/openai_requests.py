@@ -22,6 +22,7 @@ from megakernel_tts.server.http import MAX_BODY_BYTES
 from megakernel_tts.server.reports import Caller
 from megakernel_tts.server.speech_stream import SpeechRequest
 from megakernel_tts.server.streams import SpeechStreams
+from megakernel_tts.server.voices import Catalog
 
 WAV = "audio/wav"
 
@@ -29,6 +30,7 @@ WAV = "audio/wav"
 _SAMPLES = {"wav": WAV, "pcm": "audio/pcm", "mulaw": "audio/basic"}
 _TELEPHONE_RATE = 8_000
 _EMBEDDING = "speaker_embedding"
+_TASKS = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}  # by kind
 
 
 def max_body_bytes(streams: SpeechStreams) -> int:
@@ -51,6 +53,7 @@ async def speech_request(
     """
     catalog = streams.catalog
     catalog.check_model(fields.get("model"))
+    _check_task(fields, catalog)
     audio_format, media_type = _audio_format(fields)
     speech = SpeechRequest(
         text=text_field(fields, "input"),
@@ -62,6 +65,7 @@ async def speech_request(
         audio_format=audio_format,
         paced=False,
         layout=_layout(fields),
+        first_frames=_first_frames(fields),
         speed=speed_of(fields),
         pronunciations=pronunciations_of(fields),
         priority=priority_of(fields),
@@ -85,6 +89,28 @@ def _layout(fields: Mapping[str, Any]) -> TextLayout:
     if non_streaming is None:
         return "auto"
     return "full" if non_streaming else "streaming"
+
+
+def _check_task(fields: Mapping[str, Any], catalog: Catalog) -> None:
+    """Checks that the model is of the kind that the field `task_type` names, if any."""
+    task = get_field(fields, "task_type", str, "")
+    if task and task.lower().replace("_", "") != _TASKS[catalog.info.kind].lower():
+        raise RequestError(
+            f"task_type is {task[:100]!r}, and {catalog.model} is a {_TASKS[catalog.info.kind]} "
+            "model; leave the field out, or serve a model of that kind.",
+            parameter="task_type",
+        )
+
+
+def _first_frames(fields: Mapping[str, Any]) -> int | None:
+    """The frames of the first chunk; None, also for 0, for the default."""
+    name = "initial_codec_chunk_frames"
+    num_frames = get_field(fields, name, int, 0)
+    if num_frames < 0:
+        raise RequestError(
+            f"{name} is {num_frames}; it must be a number of frames, or 0.", parameter=name
+        )
+    return num_frames or None
 
 
 async def _voice(

@@ -55,6 +55,8 @@ class SpeechRequest:
         audio_format: Format of the audio.
         paced: Whether audio is sent at the pace of playback, for a listener that may interrupt.
         layout: Where the text goes in the prompt, as in `TTS.open`.
+        first_frames: Frames of the first chunk, at most as many as of the largest one; None for
+            the default.
         speed: How many times as fast as ordinary speech, from 0.5 to 2.
         pronunciations: Respellings of words, in addition to those of the server.
         priority: Its class; None for `LIVE` if it is paced, else `PREFETCH`.
@@ -68,6 +70,7 @@ class SpeechRequest:
     audio_format: AudioFormat
     paced: bool
     layout: TextLayout = "auto"
+    first_frames: int | None = None
     speed: float = 1.0
     pronunciations: Pronunciations = field(default_factory=Pronunciations)
     priority: Priority | None = None

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from megakernel_tts import ChunkPolicy, LivePolicy, MegakernelTTSError, Sampling
@@ -172,13 +173,16 @@ class SpeechStreams:
         pronunciations = self.settings.pronunciations
         if request.pronunciations:
             pronunciations |= request.pronunciations
+        chunks = _LIVE.chunks if request.paced else _UNPACED_CHUNKS
+        if request.first_frames is not None:
+            chunks = replace(chunks, first=min(request.first_frames, chunks.largest))
         return await self._tts.aopen(
             request.voice,
             request.language,
             request.instruct,
             layout=request.layout,
             sampling=request.sampling,
-            chunks=_LIVE.chunks if request.paced else _UNPACED_CHUNKS,
+            chunks=chunks,
             speed=request.speed,
             pronunciations=pronunciations,
             text=request.text,

@@ -178,8 +178,24 @@ def test_openai_voices_are_those_of_the_model(server: RunningServer) -> None:
 
 
 def test_unknown_fields_are_ignored(server: RunningServer) -> None:
-    fields = {"initial_codec_chunk_frames": 4, "ignore_eos": None, "stage_params": {"a": [1]}}
+    fields = {"extra_params": {"a": 1}, "ignore_eos": None, "stage_params": {"a": [1]}}
     assert speak(server, **fields).status_code == 200
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, 1), (0, 1), (1, 1), (3, 3), (100, 8)])
+def test_the_first_audio_has_the_frames_of_the_field(
+    server: RunningServer, value: int | None, expected: int
+) -> None:
+    response = speak(server, stream_format="sse", initial_codec_chunk_frames=value)
+    deltas = [json.loads(line[6:]) for line in response.text.splitlines() if line[:6] == "data: "]
+    audio = [base64.b64decode(delta.get("audio", "")) for delta in deltas]
+    assert len(audio[0]) == expected * 2 * 1920
+    assert np.array_equal(np.frombuffer(b"".join(audio), "<i2"), server.speech())
+
+
+@pytest.mark.parametrize("task", ["CustomVoice", "custom_voice", None])
+def test_the_task_of_the_model_is_accepted(server: RunningServer, task: str | None) -> None:
+    assert speak(server, task_type=task).status_code == 200
 
 
 @pytest.mark.parametrize("seed", [3, 4])
@@ -244,6 +260,10 @@ def test_seed_and_sampling_fields_are_those_of_the_engine(
         ({"do_sample": 1}, "do_sample"),
         ({"non_streaming_mode": "false"}, "non_streaming_mode"),
         ({"non_streaming_mode": 0}, "non_streaming_mode"),
+        ({"initial_codec_chunk_frames": -1}, "initial_codec_chunk_frames"),
+        ({"initial_codec_chunk_frames": 1.5}, "initial_codec_chunk_frames"),
+        ({"task_type": "Base"}, "task_type"),
+        ({"task_type": "dubbing"}, "task_type"),
         ({"instructions": ["Calm."]}, "instructions"),
     ],
     ids=lambda value: json.dumps(value)[:40],
