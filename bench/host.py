@@ -134,9 +134,13 @@ class FixedTimeBackend:
         """See `Backend.step`."""
         num_frames = min(num_frames, _MAX_FRAMES)
         end_s = self._device.run(num_frames * self._device.times.frame)
+        pending = [self._pending[slot, :num_frames] for slot in slots]
+        if num_frames == 1:
+            on_last_frame(pending)
         overlap()
-        _sleep_until(end_s - 1e-3 * self._device.times.frame)
-        on_last_frame([self._pending[slot, :num_frames] for slot in slots])
+        if num_frames > 1:
+            _sleep_until(end_s - 1e-3 * self._device.times.frame)
+            on_last_frame(pending)
         _sleep_until(end_s)
         return [Frames(self._codes[slot, :num_frames], ended=False) for slot in slots]
 

@@ -307,7 +307,7 @@ class Megakernel:
                 launched = slots[start : start + self.max_streams]
                 num_frames = self._launch(launched, num_frames)
                 report = partial(self._report_pending, on_last_frame, slots, num_frames)
-                if num_frames == 1:  # it is under way
+                if num_frames == 1:  # the last frame is under way
                     report()
                 if start == 0:
                     overlap()
@@ -329,7 +329,7 @@ class Megakernel:
         num_positions = {slot: self._state[slot].num_positions for slot in slots}
         num_frames = self._cache.prepare_frames(num_positions, num_frames)
         needs_text = num_frames > 1 or any(self._state[slot].num_frames for slot in slots)
-        if needs_text or len(slots) > self._narrow_streams:  # many keep the device busy meanwhile
+        if needs_text or len(slots) > self._narrow_streams:  # of many, prompts run beside it
             self._text_uploads.flush()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames

@@ -93,7 +93,7 @@ class PagedCache:
         """Passes the slots' pages to the device, for the launches that follow.
 
         Args:
-            again: Whether to do so if the device has them already, too.
+            again: Whether to copy them even if the device has them.
         """
         if again or self._pool.num_changes != self._num_uploaded_changes:
             self._buffers.upload_page_table(self._pool.table)

@@ -192,7 +192,7 @@ class Backend(Protocol):
     blocking: bool
 
     def prepare(self) -> None:
-        """Makes the next call fast after a pause, in which the first one would take longer."""
+        """Calls the device, so that the next call is fast: the first one after a pause is slow."""
         ...
 
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:

@@ -76,9 +76,10 @@ class DecodePipeline:
 
     @property
     def begins_speech(self) -> bool:
-        """Whether the batch in flight has the first chunk of a stream."""
-        batch = self._batch
-        return batch is not None and any(not s.delivery.num_frames for s in batch.streams)
+        """Whether the batch in flight has the first chunk of a stream, for its reader at once."""
+        streams = self._batch.streams if self._batch is not None else ()
+        # With retries the audio of a segment is delivered at its end.
+        return any(not s.delivery.num_frames and not s.request.max_retries for s in streams)
 
     def begin_early(self, moving: Sequence[Stream], pending_codes: PendingCodes) -> None:
         """Begins the chunks that will be due after the step under way; does not raise.

@@ -5,23 +5,23 @@ An event loop needs the lock for each callback. Python requests it from another 
 operation of torch, does not pass the lock on, and the 5 ms begin anew.
 
 With few streams the work between two waits for the device is short, and a pause in it delays the
-first chunk by 0.1 ms. So there is one pause only, behind a stream's first chunk, for its reader.
+first chunk by 0.2 ms. So there are two pauses only: behind a stream's first chunk, for its reader,
+and behind a step, if recognition on the same device waits.
 """
 
 import time
 from collections.abc import Callable
 
-_FEW_STREAMS = 8
 _MAX_HOLD_S = 1e-3  # of the lock, before a pause is due
 _PAUSE_S = 50e-6  # a thread that waits for the lock wakes up within this time
-_WAKE_UP_S = 2e-4  # one that has waited for longer, for an event, within this time
+_WAKE_UP_S = 2e-4  # a thread that has slept for longer wakes up within this time
 
 
 class LockPauses:
     """Makes pauses when the thread has worked for some time without one.
 
     Attributes:
-        num_streams: Open streams; with few, `pause` does nothing.
+        few_open: Whether few streams are open, so that `pause` does nothing.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -30,7 +30,7 @@ class LockPauses:
         Args:
             clock: Returns the time in seconds.
         """
-        self.num_streams = 0
+        self.few_open = False
         self._clock = clock
         self._since_s = clock()
 
@@ -44,12 +44,12 @@ class LockPauses:
             self.pause()
 
     def pause(self) -> None:
-        """Pauses, unless there are few streams."""
-        if self.num_streams > _FEW_STREAMS:
+        """Pauses, unless few streams are open."""
+        if not self.few_open:
             self.pause_always()
 
     def pause_for_reader(self) -> None:
-        """Pauses until a reader has woken up that has waited for its first chunk."""
+        """Pauses for as long as a reader takes to wake up that has waited for its first chunk."""
         time.sleep(_WAKE_UP_S)
         self._since_s = self._clock()
 

@@ -126,7 +126,8 @@ class Loop:
                 self.reader_wakeups.wake()
                 if not has_work:
                     if self.pending_opens.count:
-                        self._backend.prepare()
+                        with suppress(Exception):  # the call that follows reports it
+                            self._backend.prepare()
                     timeout_s = self.scheduler.policy.stall_timeout_s
                     self.wakeup.wait(timeout_s if self.scheduler.waiting else None)
                     self._pauses.restart()
@@ -148,7 +149,7 @@ class Loop:
         """
         scheduler, begin_s = self.scheduler, self.scheduler.clock()
         self._work = IterationWork()
-        self._pauses.num_streams = len(scheduler.streams)
+        self._pauses.few_open = scheduler.few_open
         self._deliver_if_required()
         # A stream that another thread cancels or opens after this check waits for an iteration.
         if not self.decoding.in_flight:
@@ -189,14 +190,15 @@ class Loop:
             num_frames = min(num_frames, 1)
         deadlines.shorten_chunks(chosen, num_frames, now_s)
         self._work.num_streams = len(chosen)
+        self._work.only_first_frames = bool(left_out) and all(s.begins_speech for s in chosen)
         self._work.num_frames = self._step(chosen, num_frames)
         self._work.step_s = self.scheduler.clock() - now_s
 
     def _deliver_if_required(self) -> None:
         """Delivers the batch in flight if it cannot wait until the device has work."""
         if self.scheduler.few_open and self.decoding.begins_speech:
-            self.decoding.deliver()
-            self._pauses.pause_for_reader()
+            if self.decoding.deliver():
+                self._pauses.pause_for_reader()
         elif not self._stepped or self.scheduler.must_free_slot:
             self.decoding.deliver()
 

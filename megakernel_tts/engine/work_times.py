@@ -16,6 +16,8 @@ class IterationWork:
         step_s: Seconds of the step. A prefill that the device still runs is part of it, and so is
             the wait for recognition on the same device.
         total_s: Seconds of the whole iteration.
+        only_first_frames: Whether the step left out all streams but those that begin to speak,
+            whose first frames take less time than others.
     """
 
     num_positions: int = 0
@@ -23,6 +25,7 @@ class IterationWork:
     num_frames: int = 0
     step_s: float = 0.0
     total_s: float = 0.0
+    only_first_frames: bool = False
 
 
 class WorkTimes:
@@ -57,8 +60,8 @@ class WorkTimes:
         return (self._frame_s + self._rest_s) * max(1.0, num_streams / self._num_streams)
 
     def add(self, work: IterationWork) -> None:
-        """Adds the times of an iteration; one without frames changes nothing."""
-        if not work.num_frames:
+        """Adds the times of an iteration; one without frames, or of first ones, changes nothing."""
+        if not work.num_frames or work.only_first_frames:
             return
         if work.num_positions and not self._frame_s:
             # An upper bound of each, since the shares are not known; without one, no deadline would

@@ -155,7 +155,10 @@ def test_num_pending_counts_words_that_were_not_returned() -> None:
 def test_words_that_are_queued_when_needed_have_the_times_of_all_words_at_once(
     portions: list[tuple[str, float, float]],
 ) -> None:
-    """Portions of text, each followed by sound and a pause of these lengths in seconds."""
+    """Portions of text, each followed by sound and a pause of these lengths in seconds.
+
+    None begins with punctuation, which a word that is queued later takes along.
+    """
     found: list[list[tuple[float, int]]] = []
     for queue_all in (False, True):
         speaker, words = EstimatedSpeech(), list[tuple[float, int]]()

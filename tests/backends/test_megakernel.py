@@ -258,17 +258,43 @@ def test_the_codec_begins_before_other_work_if_the_first_frame_is_the_last(
     assert calls == expected
 
 
-def test_preparing_changes_no_codes(comparison: MakeComparison) -> None:
+@pytest.mark.parametrize("num_frames", [1, 2])
+def test_the_text_of_a_later_frame_is_copied_before_it(
+    comparison: MakeComparison, num_frames: int
+) -> None:
+    """The second step has a stream's first frame and another's second or third."""
+    found: list[object] = []
+    for copies in (False, True):
+        b = comparison("0b6")
+        steps: list[object] = []
+        for slot in range(2):
+            b.kernel.prefill([PrefillRequest(slot, b.prompt, SAMPLINGS[slot])])
+            b.kernel.feed(slot, b.text, True)
+            if copies:
+                b.kernel._text_uploads.flush()
+            made = b.kernel.step([*range(slot + 1)], num_frames)
+            steps.append([frames.codes.tolist() for frames in made])
+        found.append(steps)
+    assert found[0] == found[1]
+
+
+def test_preparing_copies_the_page_table_and_changes_no_codes(
+    comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared, plain = comparison("0b6"), comparison("0b6")
     found: list[object] = []
+    tables: list[object] = []
     for b in (prepared, plain):
         b.kernel.prefill([PrefillRequest(1, b.prompt, SAMPLINGS[0])])
         b.kernel.feed(1, b.text, True)
         first = _frames(b, [1], 2)
         if b is prepared:
+            with monkeypatch.context() as patch:
+                patch.setattr(b.kernel._buffers, "upload_page_table", tables.append)
+                b.kernel.prepare()
             b.kernel.prepare()
         found.append((first, _frames(b, [1], 2)))
-    assert found[0] == found[1]
+    assert found[0] == found[1] and len(tables) == 1
 
 
 def test_a_second_rope_theta_is_refused(comparison: MakeComparison) -> None:

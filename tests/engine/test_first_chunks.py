@@ -1,8 +1,13 @@
 """The first chunk of a stream: what precedes it while few streams are open, and while many are."""
 
+import threading
+
 import pytest
 
 from megakernel_tts import AudioChunk, Session
+from megakernel_tts.engine.pending_opens import PendingOpens
+from megakernel_tts.engine.work_times import IterationWork, WorkTimes
+from tests.fakes import TIMEOUT_S
 from tests.rig import TEXT, UNLIMITED, MakeRig, Rig, drain, read
 
 _MANY = 12  # streams
@@ -26,12 +31,19 @@ def _speaking(rig: Rig, count: int) -> list[Session]:
     ids=["one", "four", "one that is late", "many"],
 )
 def test_a_first_frame_is_made_before_those_of_few_streams_that_can_wait(
-    make_rig: MakeRig, num_speaking: int, late_by_s: float, expected: list[int]
+    make_rig: MakeRig,
+    monkeypatch: pytest.MonkeyPatch,
+    num_speaking: int,
+    late_by_s: float,
+    expected: list[int],
 ) -> None:
     rig = make_rig(_MANY + 1)
     rig.backend.endless = True
     speaking = _speaking(rig, num_speaking)
     num_prefills = rig.backend.events.count("prefill")
+    times = rig.engine._loop.scheduler.deadlines.times
+    works, add = list[IterationWork](), times.add
+    monkeypatch.setattr(times, "add", lambda work: (works.append(work), add(work)))
     rig.advance(late_by_s)
     other = rig.open(seed=99, first=1, largest=1, ahead=UNLIMITED, at_once=True)
     rig.resume()
@@ -39,8 +51,18 @@ def test_a_first_frame_is_made_before_those_of_few_streams_that_can_wait(
     frames = _frames_before(rig, num_prefills + 1)
     rig.backend.wait_until(lambda: rig.backend.events.count("frame") >= frames + 2)
     assert rig.backend.batch_sizes[frames : frames + 2] == expected
+    is_divided = expected[0] == 1
+    assert [work.num_streams for work in works if work.only_first_frames] == [1] * is_divided
     for session in (*speaking, other):
         session.cancel()
+
+
+def test_the_time_of_first_frames_predicts_no_later_ones() -> None:
+    times = WorkTimes()
+    times.add(IterationWork(0, 4, 1, 0.002, 0.003))
+    before = times.frame_s(8), times.iteration_s(8), times.position_s
+    times.add(IterationWork(10, 1, 1, 0.001, 0.002, only_first_frames=True))
+    assert (times.frame_s(8), times.iteration_s(8), times.position_s) == before
 
 
 def _frames_before(rig: Rig, prefill: int) -> int:
@@ -114,3 +136,63 @@ def test_a_stream_gets_the_slot_that_was_left_last(
     for seed in range(3):
         assert drain(rig.open(seed=seed, at_once=True))[1].reason == "eos"
     assert slots == [0, 0, 0]
+
+
+def test_an_error_while_the_backend_is_prepared_ends_no_stream(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = threading.Event()
+
+    def fail() -> None:
+        called.set()
+        raise RuntimeError("no pinned memory")
+
+    monkeypatch.setattr(rig.backend, "prepare", fail)
+    with rig.engine.pending_open():
+        assert called.wait(TIMEOUT_S)
+    assert drain(rig.open(seed=1))[1].reason == "eos"
+
+
+def test_the_loop_is_woken_for_the_first_of_several_opens() -> None:
+    calls = list[int]()
+    pending = PendingOpens(lambda: calls.append(pending.count))
+    for _ in range(2):
+        with pending, pending:
+            pass
+    assert calls == [1, 1]
+
+
+def test_only_the_first_segment_of_a_stream_begins_speech(make_rig: MakeRig) -> None:
+    """The first frame of the second segment is made together with those of another stream."""
+    rig = make_rig(2)
+    rig.backend.runaway = {1}
+    (speaking,) = _speaking(rig, 1)
+    num_before = len(rig.backend.batch_sizes)
+    other = rig.open(None, seed=2, first=1, largest=1, ahead=UNLIMITED)
+    for text in ("hello to the world.", "this is a test"):
+        other.push_text(text)
+        other.flush()
+    other.end()
+    rig.resume()
+    assert drain(other)[1].reason == "eos"
+    frames = [_frames_before(rig, prefill) for prefill in (2, 3)]
+    sizes = rig.backend.batch_sizes
+    assert [sizes[frame] for frame in frames] == [1, 2] and frames[0] >= num_before
+    speaking.cancel()
+
+
+def test_the_deferred_audio_of_a_segment_is_no_first_chunk_for_a_reader(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With retries it is delivered at the end of the segment."""
+    decoding = rig.engine._loop.decoding
+    begins, deliver = list[bool](), decoding.deliver
+
+    def record() -> bool:
+        if decoding.in_flight:
+            begins.append(decoding.begins_speech)
+        return deliver()
+
+    monkeypatch.setattr(decoding, "deliver", record)
+    assert drain(rig.open(seed=1, max_retries=1))[1].reason == "eos"
+    assert begins and not any(begins)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megakernel_tts.engine import lock_pauses
+from megakernel_tts.engine import lock_pauses, scheduler
 from megakernel_tts.engine.decoding import DecodePipeline
 from megakernel_tts.engine.delivery import Delivery
 from megakernel_tts.engine.feeding import TextFeeder
@@ -14,7 +14,7 @@ from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.stream import Stream
 from tests.rig import MakeRig, ManualClock, Rig, read
 
-_NUM_STREAMS = 2 * lock_pauses._FEW_STREAMS
+_NUM_STREAMS = 2 * scheduler._FEW_STREAMS
 _WORK_S = 4e-4  # of the work for one stream
 _MAX_WORKED = 3  # streams; the work for them takes longer than the limit
 
@@ -53,14 +53,13 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> CountedPauses:
 @pytest.fixture
 def paused_for_any(paused: CountedPauses, monkeypatch: pytest.MonkeyPatch) -> CountedPauses:
     """Counts the pauses, which any number of streams has."""
-    monkeypatch.setattr(lock_pauses, "_FEW_STREAMS", 0)
+    monkeypatch.setattr(scheduler, "_FEW_STREAMS", 0)
     return paused
 
 
 def test_a_pause_is_due_when_the_last_one_or_a_wait_is_too_long_ago(paused: CountedPauses) -> None:
     clock = ManualClock()
     pauses = LockPauses(clock)
-    pauses.num_streams = _NUM_STREAMS
     for now_s, count in ((8e-4, 0), (12e-4, 1), (20e-4, 1), (24e-4, 2)):
         clock.now_s = now_s
         pauses.pause_if_due()

@@ -44,6 +44,20 @@ def test_segments_concatenate_to_the_text_and_do_not_depend_on_its_portions(
     assert split(text, limits=limits, ends=ends) == segments
 
 
+def test_a_portion_beyond_the_length_of_a_sentence_is_split() -> None:
+    assert split("ab. C", limits=SplitLimits(sentence=4)) == ["ab. ", "C"]
+    assert split("ab. C", limits=SplitLimits(sentence=5)) == ["ab. C"]
+
+
+@pytest.mark.parametrize("text", ["ab. cd. ef. gh.", "ab。cd。ef。gh。", "你好。你好。你好。"])
+@pytest.mark.parametrize("sentence", [1, 3, 4, 8, 9, 12])
+def test_one_portion_is_split_like_its_characters(text: str, sentence: int) -> None:
+    limits = SplitLimits(sentence=sentence)
+    for length in range(1, len(text) + 1):
+        whole = split(text[:length], limits=limits)
+        assert whole == split(text[:length], limits=limits, ends=range(1, length))
+
+
 @pytest.mark.parametrize(
     ("text", "language", "expected"),
     [
