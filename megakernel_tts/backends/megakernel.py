@@ -329,7 +329,8 @@ class Megakernel:
         num_positions = {slot: self._state[slot].num_positions for slot in slots}
         num_frames = self._cache.prepare_frames(num_positions, num_frames)
         needs_text = num_frames > 1 or any(self._state[slot].num_frames for slot in slots)
-        if needs_text or len(slots) > self._narrow_streams:  # of many, prompts run beside it
+        # The prompts of many streams run on the device for longer than the copy takes the host.
+        if needs_text or len(slots) > self._narrow_streams:
             self._text_uploads.flush()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames

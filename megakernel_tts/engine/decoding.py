@@ -75,8 +75,8 @@ class DecodePipeline:
         return self._batch is not None
 
     @property
-    def begins_speech(self) -> bool:
-        """Whether the batch in flight has the first chunk of a stream, for its reader at once."""
+    def has_first_chunk(self) -> bool:
+        """Whether the batch in flight has a stream's first chunk, which its reader gets at once."""
         streams = self._batch.streams if self._batch is not None else ()
         # With retries the audio of a segment is delivered at its end.
         return any(not s.delivery.num_frames and not s.request.max_retries for s in streams)

@@ -126,7 +126,7 @@ class Loop:
                 self.reader_wakeups.wake()
                 if not has_work:
                     if self.pending_opens.count:
-                        with suppress(Exception):  # the call that follows reports it
+                        with suppress(Exception):  # the prompt that follows reports it
                             self._backend.prepare()
                     timeout_s = self.scheduler.policy.stall_timeout_s
                     self.wakeup.wait(timeout_s if self.scheduler.waiting else None)
@@ -196,7 +196,7 @@ class Loop:
 
     def _deliver_if_required(self) -> None:
         """Delivers the batch in flight if it cannot wait until the device has work."""
-        if self.scheduler.few_open and self.decoding.begins_speech:
+        if self.scheduler.few_open and self.decoding.has_first_chunk:
             if self.decoding.deliver():
                 self._pauses.pause_for_reader()
         elif not self._stepped or self.scheduler.must_free_slot:

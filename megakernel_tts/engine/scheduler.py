@@ -24,7 +24,7 @@ from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.segment import SwappedState
 from megakernel_tts.engine.stream import Stream
 
-_FEW_STREAMS = 8  # those of a launch of the narrow kernels
+_FEW_STREAMS = 8  # as many as a launch of the narrow kernels takes
 
 
 @dataclass(frozen=True)

@@ -186,13 +186,13 @@ def test_the_deferred_audio_of_a_segment_is_no_first_chunk_for_a_reader(
 ) -> None:
     """With retries it is delivered at the end of the segment."""
     decoding = rig.engine._loop.decoding
-    begins, deliver = list[bool](), decoding.deliver
+    first, deliver = list[bool](), decoding.deliver
 
     def record() -> bool:
         if decoding.in_flight:
-            begins.append(decoding.begins_speech)
+            first.append(decoding.has_first_chunk)
         return deliver()
 
     monkeypatch.setattr(decoding, "deliver", record)
     assert drain(rig.open(seed=1, max_retries=1))[1].reason == "eos"
-    assert begins and not any(begins)
+    assert first and not any(first)
