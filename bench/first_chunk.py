@@ -1,0 +1,192 @@
+"""Time to the first chunk of a new stream while others speak, with random weights on a GPU.
+
+The others speak 4 s each and begin anew, so that as many are open all the time: with chunks of four
+frames and without pauses, so that the GPU is busy, or live, read at the pace of playback. The new
+streams come at random times, one at a time, and are cancelled after their first chunk.
+
+python -m bench.first_chunk --active 0,8,32 --json bench/results/first-chunk-0.6B-h200.json
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bench.conversation_figures import Percentiles, percentiles
+from bench.conversations import random_tts
+from bench.report import write
+from bench.simulation import simulated_tts
+from megakernel_tts import TTS, AudioChunk, ChunkPolicy, LivePolicy, Sampling
+from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
+from megakernel_tts.cli.console import positive_integer, positive_number
+from megakernel_tts.model.random_released import SIZES
+from megakernel_tts.session import FRAME_S
+
+Pace = Literal["live", "without pauses"]
+_PACES: tuple[Pace, ...] = ("live", "without pauses")
+_CHUNKS: dict[Pace, ChunkPolicy] = {
+    "live": LivePolicy().chunks,
+    "without pauses": ChunkPolicy(first=4, largest=4),
+}
+
+
+@dataclass(frozen=True)
+class FirstChunks:
+    """The first chunks beside a number of streams.
+
+    Attributes:
+        active: Streams that speak meanwhile.
+        pace: How they are read.
+        requests: New streams, each with a first chunk.
+        first_chunk_ms: From opening a new stream to its first chunk.
+        active_frames_per_second: Frames of the streams that speak, all together.
+    """
+
+    active: int
+    pace: Pace
+    requests: int
+    first_chunk_ms: Percentiles
+    active_frames_per_second: float
+
+
+class Speakers:
+    """Streams that speak all the time.
+
+    Attributes:
+        num_frames: Frames that were read.
+    """
+
+    def __init__(self, tts: TTS, sampling: Sampling, pace: Pace) -> None:
+        """Starts without a stream."""
+        self.num_frames = 0
+        self._tts, self._sampling = tts, sampling
+        self._pace: Pace = pace
+
+    async def speak(self, number: int, started: asyncio.Event) -> None:
+        """Speaks again and again until it is cancelled.
+
+        Args:
+            number: Of the stream, for its random numbers.
+            started: Is set at the first chunk.
+        """
+        sampling = replace(self._sampling, seed=number)
+        while True:
+            stream = self._tts.astream(ARRIVALS_TEXT, sampling=sampling, chunks=_CHUNKS[self._pace])
+            async for chunk in stream:
+                started.set()
+                self.num_frames += len(chunk.codes)
+                if self._pace == "live":
+                    await asyncio.sleep(len(chunk.codes) * FRAME_S)
+
+
+async def measure(
+    tts: TTS, active: int, pace: Pace, *, requests: int, interval_s: float
+) -> FirstChunks:
+    """Measures new streams beside others.
+
+    Args:
+        tts: With a slot for each of them and one for the new stream.
+        active: Streams that speak meanwhile.
+        pace: How they are read.
+        requests: New streams.
+        interval_s: Mean time from a first chunk to the next new stream.
+    """
+    sampling = replace(tts.sampling, max_frames=RANDOM_FRAMES, guard=False)
+    speakers, rng = Speakers(tts, sampling, pace), random.Random(0)
+    started = [asyncio.Event() for _ in range(active)]
+    tasks = [asyncio.create_task(speakers.speak(i, event)) for i, event in enumerate(started)]
+    for event in started:
+        await event.wait()
+    begin_s, begin_frames = time.perf_counter(), speakers.num_frames
+    first_s: list[float] = []
+    for i in range(requests):
+        await asyncio.sleep(rng.expovariate(1 / interval_s))
+        first_s.append(await _time_first_chunk(tts, replace(sampling, seed=active + i)))
+    seconds = time.perf_counter() - begin_s
+    num_frames = speakers.num_frames - begin_frames
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return FirstChunks(active, pace, requests, percentiles(first_s), round(num_frames / seconds, 1))
+
+
+async def _time_first_chunk(tts: TTS, sampling: Sampling) -> float:
+    """Seconds from opening a stream to its first chunk, after which it is cancelled."""
+    begin_s = time.perf_counter()
+    with await tts.aopen(text=ARRIVALS_TEXT, sampling=sampling) as session:
+        async for event in session:
+            if isinstance(event, AudioChunk):
+                return time.perf_counter() - begin_s
+    raise RuntimeError("The new stream has ended without audio; the log has its error.")
+
+
+async def _measure_all(tts: TTS, options: argparse.Namespace) -> list[FirstChunks]:
+    figures: list[FirstChunks] = []
+    for active in options.active:
+        for pace in _PACES if active else _PACES[:1]:
+            row = await measure(
+                tts,
+                active,
+                pace,
+                requests=options.requests,
+                interval_s=options.interval_ms / 1000,
+            )
+            print(f"{active} streams {pace}: first chunk, ms: {row.first_chunk_ms}", flush=True)
+            figures.append(row)
+    return figures
+
+
+def _counts(value: str) -> tuple[int, ...]:
+    """Type of an option with numbers from 0 on, separated by commas."""
+    return tuple(
+        int(count) if count == "0" else positive_integer(count) for count in value.split(",")
+    )
+
+
+def main() -> None:
+    """Prints the figures; writes them with --json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=SIZES, default="0.6B", help="size (default: 0.6B)")
+    parser.add_argument(
+        "--active",
+        type=_counts,
+        default=(0, 8, 32),
+        metavar="N,N",
+        help="numbers of streams that speak meanwhile (default: 0,8,32)",
+    )
+    parser.add_argument(
+        "--requests", type=positive_integer, default=200, metavar="N", help="default: 200"
+    )
+    parser.add_argument(
+        "--interval-ms",
+        type=positive_number,
+        default=50.0,
+        metavar="MS",
+        help="mean time from a first chunk to the next new stream (default: 50)",
+    )
+    parser.add_argument("--simulated", action="store_true", help="an engine with fixed times")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = parser.parse_args()
+    slots = max(options.active) + 1
+    print("weights, kernels and warm-up", flush=True)
+    with simulated_tts(slots) if options.simulated else random_tts(options.model, slots) as tts:
+        tts.warmup()
+        figures = asyncio.run(_measure_all(tts, options))
+    content: dict[str, object] = {"command": "bench.first_chunk", "model": "simulated"}
+    if not options.simulated:
+        content |= {
+            "model": f"{options.model}, random weights",
+            "gpu": torch.cuda.get_device_name(),
+        }
+    write(content | {"figures": [asdict(row) for row in figures]}, options.json, ("torch",))
+
+
+if __name__ == "__main__":
+    main()

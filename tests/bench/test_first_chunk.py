@@ -1,0 +1,52 @@
+"""First chunks beside streams that speak, with a simulated engine."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.first_chunk import Pace, main, measure
+from bench.simulation import simulated_tts
+
+_FRAME_S = 0.002
+
+
+@pytest.mark.parametrize("pace", ["without pauses", "live"])
+def test_streams_speak_during_all_requests(pace: Pace) -> None:
+    with simulated_tts(4, _FRAME_S) as tts:
+        row = asyncio.run(measure(tts, 3, pace, requests=5, interval_s=0.05))
+    assert row.requests == 5 and row.first_chunk_ms["p50"] >= 1000 * _FRAME_S
+    assert row.active_frames_per_second > 0
+    if pace == "live":  # 12.5 frames per second each, and what is sent before it is played
+        assert row.active_frames_per_second < 3 * 12.5 * 4
+
+
+def test_nothing_is_left_open() -> None:
+    with simulated_tts(3, _FRAME_S) as tts:
+        asyncio.run(measure(tts, 2, "without pauses", requests=2, interval_s=0.01))
+        assert asyncio.run(measure(tts, 0, "live", requests=2, interval_s=0.01)).requests == 2
+
+
+def test_the_command_measures_each_number_of_streams(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    options = ["--simulated", "--active", "0,2", "--requests", "3", "--interval-ms", "5"]
+    monkeypatch.setattr(sys, "argv", ["bench.first_chunk", *options, "--json", str(file)])
+    main()
+    rows = json.loads(file.read_text(encoding="utf-8"))["figures"]
+    assert [(row["active"], row["pace"]) for row in rows] == [
+        (0, "live"),
+        (2, "live"),
+        (2, "without pauses"),
+    ]
+    assert all(row["first_chunk_ms"]["p50"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("value", ["-1", "a", "1,", ""])
+def test_a_number_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.first_chunk", "--active", value])
+    with pytest.raises(SystemExit):
+        main()
