@@ -74,14 +74,18 @@ class Speakers:
             number: Of the stream, for its random numbers.
             started: Is set at the first chunk.
         """
-        sampling = replace(self._sampling, seed=number)
+        sampling, chunks = replace(self._sampling, seed=number), _CHUNKS[self._pace]
         while True:
-            stream = self._tts.astream(ARRIVALS_TEXT, sampling=sampling, chunks=_CHUNKS[self._pace])
-            async for chunk in stream:
-                started.set()
-                self.num_frames += len(chunk.codes)
-                if self._pace == "live":
-                    await asyncio.sleep(len(chunk.codes) * FRAME_S)
+            session = await self._tts.aopen(text=ARRIVALS_TEXT, sampling=sampling, chunks=chunks)
+            with session:  # closed at once when the task is cancelled
+                async for event in session:
+                    if isinstance(event, AudioChunk):
+                        started.set()
+                        self.num_frames += len(event.codes)
+                        if self._pace == "live":
+                            await asyncio.sleep(len(event.codes) * FRAME_S)
+                    elif event.error is not None:
+                        raise event.error
 
 
 async def measure(
@@ -95,23 +99,26 @@ async def measure(
         pace: How they are read.
         requests: New streams.
         interval_s: Mean time from a first chunk to the next new stream.
+
+    Raises:
+        ExceptionGroup: A stream has failed.
     """
     sampling = replace(tts.sampling, max_frames=RANDOM_FRAMES, guard=False)
     speakers, rng = Speakers(tts, sampling, pace), random.Random(0)
     started = [asyncio.Event() for _ in range(active)]
-    tasks = [asyncio.create_task(speakers.speak(i, event)) for i, event in enumerate(started)]
-    for event in started:
-        await event.wait()
-    begin_s, begin_frames = time.perf_counter(), speakers.num_frames
-    first_s: list[float] = []
-    for i in range(requests):
-        await asyncio.sleep(rng.expovariate(1 / interval_s))
-        first_s.append(await _time_first_chunk(tts, replace(sampling, seed=active + i)))
-    seconds = time.perf_counter() - begin_s
-    num_frames = speakers.num_frames - begin_frames
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.TaskGroup() as group:  # a speaker that fails ends the measurement
+        tasks = [group.create_task(speakers.speak(i, event)) for i, event in enumerate(started)]
+        for event in started:
+            await event.wait()
+        begin_s, begin_frames = time.perf_counter(), speakers.num_frames
+        first_s: list[float] = []
+        for i in range(requests):
+            await asyncio.sleep(rng.expovariate(1 / interval_s))
+            first_s.append(await _time_first_chunk(tts, replace(sampling, seed=active + i)))
+        seconds = time.perf_counter() - begin_s
+        num_frames = speakers.num_frames - begin_frames
+        for task in tasks:
+            task.cancel()
     return FirstChunks(active, pace, requests, percentiles(first_s), round(num_frames / seconds, 1))
 
 

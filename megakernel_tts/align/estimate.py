@@ -79,8 +79,8 @@ class EstimatedWordTimer:
     def _queue_words(self, before_s: float = math.inf) -> None:
         """Queues the words that begin before a text time.
 
-        The others wait until they are needed: dividing a whole text takes the host as long as a
-        frame takes a GPU. A word gets the punctuation that has arrived by then.
+        The others wait until they are needed: those of a whole text would delay its first chunk. A
+        word gets the punctuation that has arrived by then.
         """
         while self._text_end < before_s and self._num_queued < self._transcript.num_complete:
             spoken = split_words(self._transcript.spoken(self._num_queued))

@@ -42,7 +42,7 @@ class DeadlineScheduler:
         self._num_postponed = 0  # times in succession
 
     def choose(
-        self, movable: Sequence[Stream], now_s: float, *, few_open: bool = False
+        self, movable: Sequence[Stream], now_s: float, *, few_open: bool
     ) -> tuple[Sequence[Stream], Sequence[Stream]]:
         """Returns the streams of the next step, and those that it leaves out.
 

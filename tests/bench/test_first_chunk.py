@@ -4,11 +4,14 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.first_chunk import Pace, main, measure
+from bench.running_server import wait_until
 from bench.simulation import simulated_tts
+from megakernel_tts import EngineClosedError, Session
 
 _FRAME_S = 0.002
 
@@ -23,10 +26,27 @@ def test_streams_speak_during_all_requests(pace: Pace) -> None:
         assert row.active_frames_per_second < 3 * 12.5 * 4
 
 
-def test_nothing_is_left_open() -> None:
+@pytest.mark.parametrize("pace", ["without pauses", "live"])
+def test_every_session_is_closed(pace: Pace) -> None:
     with simulated_tts(3, _FRAME_S) as tts:
-        asyncio.run(measure(tts, 2, "without pauses", requests=2, interval_s=0.01))
-        assert asyncio.run(measure(tts, 0, "live", requests=2, interval_s=0.01)).requests == 2
+        opened, aopen = list[Session](), tts.aopen
+
+        async def record(**arguments: Any) -> Session:
+            opened.append(await aopen(**arguments))
+            return opened[-1]
+
+        tts.aopen = record  # type: ignore[method-assign]
+        asyncio.run(measure(tts, 2, pace, requests=2, interval_s=0.01))
+        assert len(opened) >= 4
+        wait_until(lambda: not tts._loaded.engine.num_sessions)
+
+
+def test_a_stream_that_fails_ends_the_measurement() -> None:
+    with simulated_tts(3, _FRAME_S) as tts:
+        tts.close()
+        with pytest.raises(ExceptionGroup) as failed:
+            asyncio.run(measure(tts, 2, "live", requests=2, interval_s=0.01))
+    assert failed.group_contains(EngineClosedError)
 
 
 def test_the_command_measures_each_number_of_streams(

@@ -112,13 +112,15 @@ def test_an_idle_backend_is_prepared_while_a_session_is_being_opened(rig: Rig) -
 
 
 def test_a_backend_at_work_is_not_prepared(rig: Rig) -> None:
+    """It is prepared once it has made the last frame."""
     speaking = rig.open(seed=1)
     rig.hold()
     with rig.engine.pending_open():
-        pass
-    rig.resume()
-    assert drain(speaking)[1].reason == "eos"
-    assert "prepare" not in rig.backend.events
+        rig.resume()
+        assert drain(speaking)[1].reason == "eos"
+        rig.backend.wait_until(lambda: "prepare" in rig.backend.events)
+    events = rig.backend.events
+    assert "frame" not in events[events.index("prepare") :]
 
 
 def test_a_stream_gets_the_slot_that_was_left_last(
