@@ -2,9 +2,20 @@
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 
 _RESOLUTION = 1.05  # between the largest rate that holds and one that does not
 _MAX_DOUBLINGS = 4  # and halvings, beyond the rates that were measured
+
+
+def largest_held(measured: Mapping[float, bool]) -> float | None:
+    """The largest measured rate that a service holds, as it does all lower ones; None if none.
+
+    Args:
+        measured: Rates that were measured, and whether the service held them.
+    """
+    held = list(takewhile(measured.__getitem__, sorted(measured)))
+    return held[-1] if held else None
 
 
 def find_largest_rate(
@@ -14,8 +25,7 @@ def find_largest_rate(
 
     Args:
         holds: Measures whether the service holds a rate.
-        measured: Rates that were measured, and whether the service held them; at least one. A rate
-            that holds counts only if all lower ones do.
+        measured: Rates that were measured, and whether the service held them; at least one.
 
     Returns:
         Requests per second; None if the service holds no rate.
@@ -35,12 +45,8 @@ def _bracket(
     holds: Callable[[float], bool], measured: Mapping[float, bool]
 ) -> tuple[float | None, float | None]:
     """A rate that holds, and a higher one that does not; None for one that was not found."""
-    low = high = None
-    for rate in sorted(measured):
-        if not measured[rate]:
-            high = rate
-            break
-        low = rate
+    low = largest_held(measured)
+    high = min((rate for rate, held in measured.items() if not held), default=None)
     rate = low if high is None else high
     assert rate is not None, "at least one rate was measured"
     for _ in range(_MAX_DOUBLINGS):

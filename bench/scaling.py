@@ -27,7 +27,7 @@ import psutil
 
 from bench.engine_failure import EngineFailure, measure_failure
 from bench.load import LoadClients, LoadFigures, summarise, wait_with_progress
-from bench.rate_search import find_largest_rate
+from bench.rate_search import find_largest_rate, largest_held
 from bench.service import Cores, CpuMeter, Service, gpu_memory_mib, serve_command, serve_engines
 from megakernel_common.files import check_output, replace_file
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
@@ -64,7 +64,7 @@ class Plan:
         gpus: Numbers of GPUs.
         rates: Requests per second.
         duration_s: Seconds in which requests arrive.
-        search_s: The same for the loads that find the largest rate.
+        search_s: The same for the loads that find the largest rate; 0 for no such loads.
         p95_ms: Bound of the 95th percentile of the time to the first audio.
         max_underruns: Share of the streams that may have an underrun.
         kill: Whether an engine of the service with the most GPUs is killed at the end.
@@ -164,10 +164,12 @@ class Scaling:
                 measured = {
                     rate: self._measure(service, gpus, rate, plan.duration_s) for rate in plan.rates
                 }
-                search = partial(
-                    self._measure, service, gpus, duration_s=plan.search_s, search=True
-                )
-                self.largest_rate[gpus] = find_largest_rate(search, measured)
+                self.largest_rate[gpus] = largest_held(measured)
+                if plan.search_s:
+                    search = partial(
+                        self._measure, service, gpus, duration_s=plan.search_s, search=True
+                    )
+                    self.largest_rate[gpus] = find_largest_rate(search, measured)
                 self.gpu_memory_mib[gpus] = gpu_memory_mib()
                 print(f"{gpus} GPU: {self.largest_rate[gpus] or 0:g} requests/s hold", flush=True)
                 if plan.kill and gpus == max(plan.gpus):
@@ -265,10 +267,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--search-duration",
-        type=positive_number,
+        type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="the same for loads that find the largest rate (default: 10)",
+        help="the same for loads that find the largest rate; 0 for none (default: 10)",
     )
     parser.add_argument(
         "--p95-ms",
@@ -320,6 +322,11 @@ def _parse() -> argparse.Namespace:
     if reason := _obstacle(options):
         parser.error(reason)
     return options
+
+
+def _seconds(value: str) -> float:
+    """Type of an option with a duration, or 0."""
+    return 0.0 if value == "0" else positive_number(value)
 
 
 def _share(value: str) -> float:

@@ -2,6 +2,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,37 @@ def test_the_ratio_is_that_of_the_most_gpus_to_the_fewest(
     measured = scaling.Scaling(plan, LoadClients([]), lambda _: None)
     measured.largest_rate = {1: 50.0, 2: 75.0, 4: None}
     assert measured.ratio == ratio
+
+
+@pytest.mark.parametrize("search_s", [0.0, 1.0])
+def test_a_duration_of_zero_ends_with_the_rates_that_were_given(
+    monkeypatch: pytest.MonkeyPatch, search_s: float
+) -> None:
+    loads: list[tuple[float, bool]] = []
+
+    def measure(
+        _self: object,
+        _service: object,
+        _gpus: int,
+        rate: float,
+        duration_s: float,
+        search: bool = False,
+    ) -> bool:
+        assert duration_s == (search_s if search else 2.0)
+        loads.append((rate, search))
+        return rate < 45
+
+    monkeypatch.setattr(scaling.Scaling, "_load", lambda *_: None)
+    monkeypatch.setattr(scaling.Scaling, "_measure", measure)
+    monkeypatch.setattr(scaling, "gpu_memory_mib", lambda: {})
+    plan = scaling.Plan((1,), (30.0, 10.0, 50.0), 2.0, search_s, 100.0, 0.0, kill=False)
+    measured = scaling.Scaling(plan, LoadClients([]), lambda _: None)
+    service: Any = None
+    measured.measure(lambda gpus: nullcontext(service))
+    assert loads[:3] == [(30.0, False), (10.0, False), (50.0, False)]
+    assert all(search for _, search in loads[3:]) and bool(loads[3:]) == bool(search_s)
+    largest = measured.largest_rate[1]
+    assert largest is not None and (43 < largest < 45 if search_s else largest == 30)
 
 
 @pytest.mark.parametrize("gpus", [[2], pytest.param([1, 2], marks=pytest.mark.slow)])
