@@ -1,8 +1,9 @@
 """Time to the first chunk of a new stream while others speak, with random weights on a GPU.
 
-The others speak 4 s each and begin anew, so that as many are open all the time: with chunks of four
-frames and without pauses, so that the GPU is busy, or live, read at the pace of playback. The new
-streams come at random times, one at a time, and are cancelled after their first chunk.
+The others speak for a random time, 4 s in the mean, and begin anew, so that as many are open all the
+time and they do not end together: with chunks of four frames and without pauses, so that the GPU is
+busy, or live, read at the pace of playback. The new streams come at random times, one at a time,
+and are cancelled after their first chunk.
 
 python -m bench.first_chunk --active 0,8,32 --json bench/results/first-chunk-0.6B-h200.json
 """
@@ -74,8 +75,10 @@ class Speakers:
             number: Of the stream, for its random numbers.
             started: Is set at the first chunk.
         """
-        sampling, chunks = replace(self._sampling, seed=number), _CHUNKS[self._pace]
+        chunks, rng = _CHUNKS[self._pace], random.Random(number)
         while True:
+            max_frames = rng.randint(RANDOM_FRAMES // 2, RANDOM_FRAMES * 3 // 2)
+            sampling = replace(self._sampling, seed=number, max_frames=max_frames)
             session = await self._tts.aopen(text=ARRIVALS_TEXT, sampling=sampling, chunks=chunks)
             with session:  # closed at once when the task is cancelled
                 async for event in session:
@@ -103,7 +106,7 @@ async def measure(
     Raises:
         ExceptionGroup: A stream has failed.
     """
-    sampling = replace(tts.sampling, max_frames=RANDOM_FRAMES, guard=False)
+    sampling = replace(tts.sampling, guard=False)
     speakers, rng = Speakers(tts, sampling, pace), random.Random(0)
     started = [asyncio.Event() for _ in range(active)]
     async with asyncio.TaskGroup() as group:  # a speaker that fails ends the measurement
