@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megakernel_tts import Word, split_words
 from megakernel_tts.server.speech_stream import SECONDS_PER_CHARACTER, SpeechChunk
@@ -37,17 +38,32 @@ class CharacterSpan:
         return [*self.starts_ms[1:], self.stop_ms] if self.characters else []
 
 
+class _TimedCharacter(NamedTuple):
+    """A character that has not started.
+
+    Attributes:
+        text: The character.
+        start_s: Its start, in seconds from the stream's start.
+        begins_word: Whether it is the first one of a word.
+    """
+
+    text: str
+    start_s: float
+    begins_word: bool
+
+
 class CharacterTimes:
     """Spreads the characters of words over the chunks of a stream.
 
     The first character of a word starts with the word, which the engine times. Further ones, and
     the space after the word, follow at an ordinary pace, and not after the start of the next word.
+    A short chunk within a word has one all the same, so that a chunk without any is a pause.
     """
 
     def __init__(self) -> None:
         """Starts before the first chunk."""
         self._end_s = 0.0  # of the audio so far
-        self._pending: deque[tuple[str, float]] = deque()  # characters and their starts in s
+        self._pending: deque[_TimedCharacter] = deque()
         self._last = " "
 
     def add(self, chunk: SpeechChunk) -> CharacterSpan:
@@ -59,22 +75,31 @@ class CharacterTimes:
 
     def end(self) -> CharacterSpan:
         """The characters that are left at the end of the audio, and a space that ends the text."""
-        if (self._pending[-1][0] if self._pending else self._last) != " ":
-            self._pending.append((" ", self._end_s))
+        if (self._pending[-1].text if self._pending else self._last) != " ":
+            self._pending.append(_TimedCharacter(" ", self._end_s, begins_word=False))
         return self._take(self._end_s, until_s=float("inf"))
 
     def _add_word(self, word: Word) -> None:
-        self._pending = deque((text, min(start, word.start)) for text, start in self._pending)
+        self._pending = deque(
+            each._replace(start_s=min(each.start_s, word.start)) for each in self._pending
+        )
         unspaced = all(written.unspaced for written in split_words(word.text))
-        for i, character in enumerate(word.text if unspaced else f"{word.text} "):
-            self._pending.append((character, word.start + i * SECONDS_PER_CHARACTER))
+        for i, text in enumerate(word.text if unspaced else f"{word.text} "):
+            start_s = word.start + i * SECONDS_PER_CHARACTER
+            self._pending.append(_TimedCharacter(text, start_s, begins_word=i == 0))
 
     def _take(self, start_s: float, *, until_s: float) -> CharacterSpan:
         start_ms, stop_ms = round(1000 * start_s), round(1000 * self._end_s)
-        characters: list[str] = []
-        starts_ms: list[int] = []
-        while self._pending and self._pending[0][1] < until_s:
-            self._last, character_s = self._pending.popleft()
-            characters.append(self._last)
-            starts_ms.append(min(max(start_ms, round(1000 * character_s)), stop_ms))
-        return CharacterSpan(start_ms, stop_ms, characters, starts_ms)
+        taken: list[_TimedCharacter] = []
+        while self._pending and self._pending[0].start_s < until_s:
+            taken.append(self._pending.popleft())
+        if not taken and start_ms < stop_ms and self._pending and not self._pending[0].begins_word:
+            taken.append(self._pending.popleft())
+        if taken:
+            self._last = taken[-1].text
+        return CharacterSpan(
+            start_ms,
+            stop_ms,
+            [each.text for each in taken],
+            [min(max(start_ms, round(1000 * each.start_s)), stop_ms) for each in taken],
+        )

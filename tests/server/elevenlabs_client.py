@@ -28,9 +28,9 @@ class Client:
     async def send(self, **message: Any) -> None:
         await self.websocket.send(json.dumps(message))
 
-    async def say(self, context_id: str, text: str) -> None:
-        """Sends a whole turn, as Pipecat does."""
-        await self.send(text=" ", context_id=context_id)
+    async def say(self, context_id: str, text: str, **settings: Any) -> None:
+        """Sends a whole turn, as Pipecat does; settings are of its first message."""
+        await self.send(text=" ", context_id=context_id, **settings)
         await self.send(text=text, context_id=context_id)
         await self.send(context_id=context_id, flush=True)
         await self.send(context_id=context_id, close_context=True)

@@ -31,7 +31,7 @@ def spans_of(starts: Sequence[tuple[str, float]], sizes: Sequence[int]) -> list[
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[tuple[str, float]], list[int]]:
     """Words with increasing starts, and the numbers of samples of chunks."""
-    sizes = draw(st.lists(st.sampled_from([FRAME, 2 * FRAME, 1_903]), min_size=1, max_size=30))
+    sizes = draw(st.lists(st.sampled_from([FRAME, 2 * FRAME, 1_903, 480]), min_size=1, max_size=30))
     texts = draw(st.lists(st.sampled_from(WORDS), max_size=8))
     total_ms = 1000 * sum(sizes) // RATE
     starts = draw(st.lists(st.integers(0, total_ms), min_size=len(texts), max_size=len(texts)))
@@ -72,6 +72,25 @@ def test_spans_are_those_of_the_audio(
         assert all(span.start_ms <= start <= span.stop_ms for start in span.starts_ms)
         if span.characters:
             assert span.stops_ms == [*span.starts_ms[1:], span.stop_ms]
+
+
+@given(streams())
+def test_a_chunk_without_a_character_is_not_within_a_word(
+    stream: tuple[list[tuple[str, float]], list[int]],
+) -> None:
+    *spans, _ = spans_of(*stream)
+    characters = " "
+    for span in spans:
+        assert span.characters or characters[-1] == " "
+        characters += "".join(span.characters)
+
+
+@pytest.mark.parametrize("size", [480, FRAME])
+def test_a_character_that_starts_a_word_is_not_early(size: int) -> None:
+    """In an unspaced script no space separates it from the word before."""
+    spans = spans_of([("你", 0.0), ("好。", 0.4)], [size] * (12_000 // size))
+    starts = {c: start for span in spans for c, start in zip(span.characters, span.starts_ms)}
+    assert starts["好"] == 400
 
 
 def test_characters_of_unspaced_scripts_have_no_space_between_them() -> None:

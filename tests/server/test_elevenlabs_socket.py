@@ -44,19 +44,26 @@ def test_the_seed_of_the_url_is_that_of_the_engine(
     assert seeds == [7]
 
 
-@pytest.mark.parametrize("rate", [8_000, 24_000])
+@pytest.mark.parametrize("rate", [8_000, 16_000, 24_000])
+@pytest.mark.parametrize("speed", [1.0, 1.5])
 def test_the_characters_of_a_message_last_as_long_as_its_audio(
-    server: RunningServer, rate: int
+    server: RunningServer, rate: int, speed: float
 ) -> None:
     """Clients that add up audio and clients that add up characters have the same clock."""
-    messages = converse(server, turn, output_format=f"pcm_{rate}")
+
+    async def turn_at_speed(client: Client) -> list[dict[str, Any]]:
+        await client.say("a", TEXT, voice_settings={"speed": speed})
+        return await client.until_final("a")
+
+    messages = converse(server, turn_at_speed, output_format=f"pcm_{rate}")
     seconds = milliseconds = 0.0
     for message in messages[:-1]:
         seconds += len(pcm_of([message])) / rate
         alignment = message["alignment"]
         milliseconds += alignment["charStartTimesMs"][-1] + alignment["charDurationsMs"][-1]
         assert milliseconds == round(1000 * seconds)
-    assert words_of(characters_of(messages)) == engine_words(server)
+    words = server.tts.say(TEXT, speed=speed).words
+    assert words_of(characters_of(messages)) == [(word.text, word.start) for word in words]
 
 
 def test_synchronous_alignments_have_times_of_the_context_and_the_text_alone(
