@@ -135,6 +135,11 @@ class TTS:
         """Whether the engine can speak: it was not closed and has not failed."""
         return self._loaded.engine.running
 
+    @property
+    def frame_step_s(self) -> float:
+        """Predicted seconds of a frame of as many streams as the last step had; 0 before a step."""
+        return self._loaded.engine.frame_step_s
+
     def say(
         self,
         text: str,

@@ -58,7 +58,7 @@ def test_public_signatures_are_pinned() -> None:
     assert {n for n in vars(TTS) if not n.startswith("_")} == {
         "load", "describe", "say", "stream", "astream", "open", "aopen", "check_voice", "clone",
         "warmup", "awarmup", "aligned", "warm", "close", "voices", "info", "sampling", "slots",
-        "running",
+        "running", "frame_step_s",
     }  # fmt: skip
     assert {n for n in vars(Session) if not n.startswith("_")} == {
         "finish", "slot_wait_s", "num_waiting_segments", "push_text", "apush_text", "flush", "end",

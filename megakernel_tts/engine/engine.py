@@ -200,6 +200,11 @@ class Engine:
         """Number of slots without a stream."""
         return self._loop.scheduler.num_free_slots
 
+    @property
+    def frame_step_s(self) -> float:
+        """Predicted seconds of a frame of as many streams as the last step had; 0 before a step."""
+        return self._loop.scheduler.deadlines.times.last_frame_s
+
     def close(self) -> None:
         """Cancels every session and stops the thread; may be called twice."""
         self._loop.stop()

@@ -45,6 +45,11 @@ class WorkTimes:
         self._rest_s = 0.0
         self._num_streams = 1  # of the last measurement
 
+    @property
+    def last_frame_s(self) -> float:
+        """Seconds of a frame of as many streams as the last step had; 0 before a step."""
+        return self._frame_s
+
     def frame_s(self, num_streams: int) -> float:
         """Returns the seconds of a frame of so many streams.
 

@@ -77,6 +77,11 @@ class SpeechEngine(Protocol):
         """Whether a request has full speed."""
         ...
 
+    @property
+    def frame_step_s(self) -> float:
+        """Predicted seconds of a frame of as many streams as the last step had; 0 before a step."""
+        ...
+
     async def awarmup(self) -> None:
         """Returns once it is warm.
 

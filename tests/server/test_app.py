@@ -70,10 +70,11 @@ def test_metrics_describe_the_streams(server: RunningServer) -> None:
         "audio_ttfp_s", "audio_duration_s", "audio_rtf", "audio_underrun_s", "cancel_latency_s",
         "e2e_request_latency_s", "num_requests_running", "num_requests_waiting",
         "requests_success_total", "rejected_requests_total", "websocket_connections",
-        "backlog_audio_s", "audio_continuity_ok_total",
+        "backlog_audio_s", "audio_continuity_ok_total", "frame_step_s",
     ):  # fmt: skip
         assert f"# TYPE megakernel_tts:{name} " in reply.text
     assert server.metric('requests_success_total{finished_reason="stop"}') == before + 1
+    assert 0.001 < server.metric("frame_step_s") < 10, "of the simulated engine"
 
 
 def test_a_stream_that_is_being_opened_waits(

@@ -47,6 +47,7 @@ class EngineClient:
         name: Of its GPU, for logs.
         loaded: The model.
         warm: Whether sessions can be opened: the engine is warm, and the process has not ended.
+        frame_step_s: Of the engine, at its last answer to a ping; see `SpeechEngine`.
     """
 
     loaded: Loaded
@@ -61,6 +62,7 @@ class EngineClient:
         """Takes over a process that was started; `start` calls it."""
         self.name = name
         self.warm = False
+        self.frame_step_s = 0.0
         self._process = process
         self._rings = rings
         self._on_change = on_change
@@ -203,8 +205,9 @@ class EngineClient:
                 self._pinging = asyncio.create_task(self._ping())
                 self._on_change()
                 _log.info("an engine is warm", extra={"fields": {"engine": self.name}})
-            case Pong():
+            case Pong(frame_step_s=seconds):
                 self._answered = True
+                self.frame_step_s = seconds
             case Failed(error=error):
                 if self._loading.done():
                     fields = {"engine": self.name, "reason": error.message}

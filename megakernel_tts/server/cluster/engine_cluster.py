@@ -126,6 +126,11 @@ class EngineCluster:
         return bool(self._warm_clients)
 
     @property
+    def frame_step_s(self) -> float:
+        """That of the slowest engine, at most a second ago; see `SpeechEngine.frame_step_s`."""
+        return max((client.frame_step_s for client in self._warm_clients), default=0.0)
+
+    @property
     def _warm_clients(self) -> list[EngineClient]:
         clients = (supervisor.client for supervisor in self._supervisors)
         return [client for client in clients if client is not None and client.warm]

@@ -122,7 +122,7 @@ class EngineProcess:
             case Open():
                 self._open(message)
             case Ping():
-                self.channel.send(Pong())
+                self.channel.send(Pong(self._engine.frame_step_s if self._engine else 0.0))
             case Clone():
                 task = asyncio.create_task(self._clone(message))
                 self._cloning.add(task)

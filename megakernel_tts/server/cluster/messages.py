@@ -270,7 +270,13 @@ class Warm(Message):
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """Replies to `Ping`."""
+    """Replies to `Ping`.
+
+    Attributes:
+        frame_step_s: See `SpeechEngine.frame_step_s`.
+    """
+
+    frame_step_s: float
 
 
 @dataclass(frozen=True)

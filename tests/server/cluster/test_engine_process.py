@@ -24,6 +24,8 @@ from megakernel_tts.server.cluster.messages import (
     Message,
     Open,
     Opened,
+    Ping,
+    Pong,
     Refused,
     SessionRequest,
     Warm,
@@ -65,6 +67,7 @@ class FakeEngine:
 
     Attributes:
         running: Whether it has not failed.
+        frame_step_s: Of its last step.
         opened: Voices of the sessions.
     """
 
@@ -72,6 +75,7 @@ class FakeEngine:
 
     def __init__(self, session: FakeSession) -> None:
         self.running = True
+        self.frame_step_s = 0.004
         self.opened: list[Any] = []
         self._session = session
 
@@ -214,6 +218,16 @@ def test_the_same_cloned_voice_is_the_same_object() -> None:
             assert await front.receive() == Finished(number, "eos", 0, None)
         first, second, third = engine.opened
         assert first is second and second is not third
+        await close(front)
+
+    asyncio.run(main())
+
+
+def test_an_answer_to_a_ping_has_the_time_of_a_frame() -> None:
+    async def main() -> None:
+        front = await loaded(FakeEngine(FakeSession([])))
+        front.channel.send(Ping())
+        assert await front.receive() == Pong(0.004)
         await close(front)
 
     asyncio.run(main())

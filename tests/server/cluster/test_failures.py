@@ -129,6 +129,8 @@ def test_a_process_that_hangs_is_restarted(
         await until(lambda: stopped._num_missed >= 2)
         kill(cluster, 0, signal.SIGCONT)
         await until(lambda: stopped._num_missed == 0)
+        await until(lambda: min(each.frame_step_s for each in running.clients) > 0)
+        assert cluster.frame_step_s == max(each.frame_step_s for each in running.clients)
         ends = [(await read_all(session))[1] for session in sessions]
         assert [finish.reason for finish in ends] == ["eos", "eos"]
         assert cluster.slots == 8

@@ -83,7 +83,7 @@ MESSAGES: list[Message] = [
     Release(3, 1 << 40),
     Loaded(INFO, Sampling(), 8),
     Ping(),
-    Pong(),
+    Pong(0.004),
     Warm(),
     Failed(ErrorInfo("CheckpointError", "There is no model.")),
     Opened(3),
