@@ -1,9 +1,9 @@
 """Time to the first chunk of a new stream while others speak, with random weights on a GPU.
 
-The others speak for a random time, 4 s in the mean, and begin anew, so that as many are open all the
-time and they do not end together: with chunks of four frames and without pauses, so that the GPU is
-busy, or live, read at the pace of playback. The new streams come at random times, one at a time,
-and are cancelled after their first chunk.
+The others speak for a random time, 4 s in the mean, and begin anew, so that as many are open all
+the time and they do not end together: with chunks of four frames and without pauses, so that the
+GPU is busy, or live, read at the pace of playback. The new streams come at random times, one at a
+time, and are cancelled after their first chunk.
 
 python -m bench.first_chunk --active 0,8,32 --json bench/results/first-chunk-0.6B-h200.json
 """

@@ -1,6 +1,7 @@
 """Load of a speech server from several client processes, and its figures."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -153,11 +154,12 @@ class LoadClients:
 
     @classmethod
     @contextmanager
-    def start(cls, number: int) -> Generator["LoadClients"]:
+    def start(cls, number: int, cores: Sequence[int] = ()) -> Generator["LoadClients"]:
         """Starts processes, which the end of the block ends.
 
         Args:
             number: How many.
+            cores: On which they run; empty for any.
 
         Raises:
             RuntimeError: A process has ended.
@@ -169,6 +171,9 @@ class LoadClients:
                 for _ in range(number)
             ]
             stack.callback(lambda: [process.kill() for process in processes])
+            if cores:
+                for process in processes:
+                    os.sched_setaffinity(process.pid, cores)
             clients = cls(processes)
             for line in clients._read_lines():
                 assert line.strip() == READY, line

@@ -28,6 +28,7 @@ import psutil
 from bench.engine_failure import EngineFailure, measure_failure
 from bench.load import LoadClients, LoadFigures, summarise, wait_with_progress
 from bench.rate_search import find_largest_rate, largest_held
+from bench.separate_cores import separate_cores
 from bench.service import Cores, CpuMeter, Service, gpu_memory_mib, serve_command, serve_engines
 from megakernel_common.files import check_output, replace_file
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
@@ -374,7 +375,7 @@ def main() -> None:
         options.kill,
     )
     random_weights = f", random weights, {RANDOM_FRAMES} frames" if options.model in SIZES else ""
-    settings = {
+    settings: dict[str, object] = {
         "model": f"{options.model}{random_weights}",
         "service": "Ray Serve" if options.ray else "megakernel-tts serve --gpus",
         "slots": options.slots,
@@ -392,8 +393,10 @@ def main() -> None:
 
     with (
         _model(options.model, options.weights) as model,
-        LoadClients.start(options.clients) as clients,
+        separate_cores(options.clients) as client_cores,
+        LoadClients.start(options.clients, client_cores) as clients,
     ):
+        settings["cores_of_clients_alone"] = len(client_cores)
         scaling = Scaling(plan, clients, save)
         try:
             scaling.measure(_starter(options, model))

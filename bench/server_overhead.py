@@ -1,14 +1,16 @@
 """Measures what the server adds to the engine's first chunk, its client included.
 
 Requests to an engine in this process and to a server in another one alternate. Both engines are
-simulated and take a fixed time per frame. The clock starts when the whole text is passed to the
-engine, or sent on a connection that the server has accepted; it ends with the first samples, or
-with the first message or bytes of audio. The measured client uses plain sockets, as the time of a
-client library is not the server's. A request ends with its first audio, and the next one comes when
-the engine has stopped it. "Beside 63 sockets" each of 63 other streams speaks at the pace of
-playback, on a WebSocket of its own, or in this process.
+simulated and take a fixed time per frame, or have random weights on a GPU. The clock starts when
+the whole text is passed to the engine, or sent on a connection that the server has accepted; it
+ends with the first samples, or with the first message or bytes of audio. The measured client uses
+plain sockets, as the time of a client library is not the server's. A request ends with its first
+audio, and the next one comes when the engine has stopped it. What the WebSocket still brings for a
+stream after the message that cancels it is timed, too. "Beside 63 sockets" each of 63 other streams
+speaks at the pace of playback, on a WebSocket of its own, or in this process.
 
 python -m bench.server_overhead --json bench/results/server-overhead-cpu.json
+python -m bench.server_overhead --model 0.6B --json bench/results/server-overhead-h200.json
 """
 
 import argparse
@@ -16,22 +18,24 @@ import asyncio
 import gc
 import json
 import random
+import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 import websockets
 
 from bench.cartesia import cartesia_message
 from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
-from bench.simulated_server import simulated_server
-from bench.simulation import simulated_tts
+from bench.server_process import EngineSource, server_process
 from megakernel_tts import TTS, AudioChunk
+from megakernel_tts.model.random_released import SIZES, write_released_checkpoint
 
 _FRAME_S = 0.005  # of the simulated engines
 _SLOTS = 80  # more than sockets, so that no stream waits for a slot
@@ -43,11 +47,18 @@ _TEXT = "Certainly, I can help you with that. Which day of the week would suit y
 
 
 class _SocketClient:
-    """Requests on one WebSocket."""
+    """Requests on one WebSocket.
+
+    Attributes:
+        last_message_s: For each cancelled stream but the last, the seconds from the cancellation to
+            its last message; 0 if there is none.
+    """
 
     def __init__(self, socket: PlainSocket) -> None:
+        self.last_message_s: list[float] = []
         self._socket = socket
         self._num_requests = 0
+        self._cancelled_s = 0.0  # time of the last cancellation
 
     @classmethod
     @asynccontextmanager
@@ -61,16 +72,22 @@ class _SocketClient:
         self._num_requests += 1
         context_id = str(self._num_requests)
         message = json.dumps(cartesia_message(_TEXT, context_id=context_id)).encode()
+        last_message_s = 0.0
         start_s = time.perf_counter()
         self._socket.send(message)
         while True:
             content = await self._socket.receive()
-            seconds = time.perf_counter() - start_s
+            now_s = time.perf_counter()
             event = json.loads(content)
-            if event["context_id"] == context_id and event["type"] == "chunk":
+            if event["context_id"] != context_id:
+                last_message_s = now_s - self._cancelled_s
+            elif event["type"] == "chunk":
                 break
+        if self._num_requests > 1:
+            self.last_message_s.append(last_message_s)
+        self._cancelled_s = time.perf_counter()
         self._socket.send(json.dumps({"context_id": context_id, "cancel": True}).encode())
-        return seconds
+        return now_s - start_s
 
 
 class _HttpClient:
@@ -202,18 +219,21 @@ def describe(engine_s: Sequence[float], server_s: Sequence[float]) -> dict[str, 
     return figures
 
 
-async def run(requests: int, other_sockets: int = _OTHER_SOCKETS) -> dict[str, dict[str, float]]:
+async def run(
+    source: EngineSource, requests: int, other_sockets: int = _OTHER_SOCKETS
+) -> dict[str, dict[str, float]]:
     """Returns the figures of all cases.
 
     Args:
+        source: Of both engines.
         requests: Of each case, to the engine and to the server.
         other_sockets: Streams of the case with other sockets.
     """
     figures: dict[str, dict[str, float]] = {}
     async with AsyncExitStack() as stack:
-        tts = stack.enter_context(simulated_tts(_SLOTS, _FRAME_S))
+        tts = stack.enter_context(source.load())
         await tts.awarmup()
-        authority = await stack.enter_async_context(simulated_server(_SLOTS, _FRAME_S))
+        authority = await stack.enter_async_context(server_process(source))
         host, port = authority.split(":")
         gc.freeze()
 
@@ -231,7 +251,22 @@ async def run(requests: int, other_sockets: int = _OTHER_SOCKETS) -> dict[str, d
                 server = _Side(client.time_first_chunk, speak)
                 times_s = await _measure((engine, server), requests, num_others)
             figures[name] = describe(*times_s)
+            if isinstance(client, _SocketClient):
+                last_ms = round(1000 * max(client.last_message_s), 2)
+                figures[name]["max_from_cancel_to_last_message"] = last_ms
     return figures
+
+
+@contextmanager
+def _source(model: str | None) -> Generator[EngineSource]:
+    """The simulated model, or random weights of a released size in a temporary folder."""
+    if model is None:
+        yield EngineSource(_SLOTS, _FRAME_S)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print("writing random weights", flush=True)
+        write_released_checkpoint(Path(folder), model, torch.device("cuda"))
+        yield EngineSource(_SLOTS, 0.0, folder)
 
 
 def main() -> None:
@@ -241,10 +276,17 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=500, help="of each case (default: 500)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument(
+        "--model", choices=SIZES, help="random weights of a size, on a GPU (default: simulated)"
+    )
     options = parser.parse_args()
-    figures = asyncio.run(run(options.requests))
-    settings = {"engine": "simulated", "frame_ms": 1000 * _FRAME_S, "requests": options.requests}
-    content = settings | {"first_audio_ms": figures}
+    with _source(options.model) as source:
+        figures = asyncio.run(run(source, options.requests))
+    content: dict[str, object] = {"engine": "simulated", "frame_ms": 1000 * _FRAME_S}
+    if options.model:
+        gpu = torch.cuda.get_device_name()
+        content = {"engine": f"{options.model}, random weights", "gpu": gpu}
+    content |= {"requests": options.requests, "first_audio_ms": figures}
     write(content, options.json, ("torch", "uvicorn", "starlette", "websockets"))
 
 

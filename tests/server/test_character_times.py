@@ -89,7 +89,7 @@ def test_a_chunk_without_a_character_is_not_within_a_word(
 def test_a_character_that_starts_a_word_is_not_early(size: int) -> None:
     """In an unspaced script no space separates it from the word before."""
     spans = spans_of([("你", 0.0), ("好。", 0.4)], [size] * (12_000 // size))
-    starts = {c: start for span in spans for c, start in zip(span.characters, span.starts_ms)}
+    starts = {each: span.starts_ms[i] for span in spans for i, each in enumerate(span.characters)}
     assert starts["好"] == 400
 
 
