@@ -3,11 +3,12 @@
 Requests to an engine in this process and to a server in another one alternate. Both engines are
 simulated and take a fixed time per frame, or have random weights on a GPU. The clock starts when
 the whole text is passed to the engine, or sent on a connection that the server has accepted; it
-ends with the first samples, or with the first message or bytes of audio. The measured client uses
-plain sockets, as the time of a client library is not the server's. A request ends with its first
-audio, and the next one comes when the engine has stopped it. What the WebSocket still brings for a
-stream after the message that cancels it is timed, too. "Beside 63 sockets" each of 63 other streams
-speaks at the pace of playback, on a WebSocket of its own, or in this process.
+ends with the first samples, or with the first message or bytes of audio. A WebSocket's text may
+continue, so that the session is opened before the text is pushed. The measured client uses plain
+sockets, as the time of a client library is not the server's. A request ends with its first audio,
+and the next one comes when the engine has stopped it. What the WebSocket still brings for a stream
+after the message that cancels it is timed, too. "Beside 63 sockets" each of 63 other streams speaks
+at the pace of playback, on a WebSocket of its own, or in this process.
 
 python -m bench.server_overhead --json bench/results/server-overhead-cpu.json
 python -m bench.server_overhead --model 0.6B --json bench/results/server-overhead-h200.json
@@ -23,6 +24,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -240,13 +242,15 @@ async def run(
         def speak() -> Awaitable[None]:
             return _speak_over_socket(authority)
 
-        engine = _Side(lambda: time_first_chunk(tts, live=False), lambda: _speak_locally(tts))
         cases = (
             ("websocket", _SocketClient, 0),
             ("http", _HttpClient, 0),
             (f"websocket_beside_{other_sockets}_sockets", _SocketClient, other_sockets),
         )
         for name, client_class, num_others in cases:
+            # A WebSocket's text may continue, so its prompt has another layout than a whole text's.
+            live = client_class is _SocketClient
+            engine = _Side(partial(time_first_chunk, tts, live=live), lambda: _speak_locally(tts))
             async with client_class.connect(host, int(port)) as client:
                 server = _Side(client.time_first_chunk, speak)
                 times_s = await _measure((engine, server), requests, num_others)
