@@ -8,7 +8,7 @@ continue, so that the session is opened before the text is pushed. The measured 
 sockets, as the time of a client library is not the server's. A request ends with its first audio,
 and the next one comes when the engine has stopped it. What the WebSocket still brings for a stream
 after the message that cancels it is timed, too. "Beside 63 sockets" each of 63 other streams speaks
-at the pace of playback, on a WebSocket of its own, or in this process.
+at the pace of playback: in this process, or on WebSockets of a third one.
 
 python -m bench.server_overhead --json bench/results/server-overhead-cpu.json
 python -m bench.server_overhead --model 0.6B --json bench/results/server-overhead-h200.json
@@ -22,16 +22,23 @@ import random
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import websockets
 
 from bench.cartesia import cartesia_message
+from bench.other_sockets import other_sockets
 from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
@@ -133,20 +140,6 @@ class _HttpClient:
         await writer.wait_closed()
 
 
-async def _speak_over_socket(authority: str) -> None:
-    """Speaks over a WebSocket until it is cancelled.
-
-    Raises:
-        RuntimeError: The server has refused or ended the speech.
-    """
-    async with websockets.connect(f"ws://{authority}/tts/websocket") as websocket:
-        while True:
-            await websocket.send(json.dumps(cartesia_message(_TEXT, context_id="a")))
-            while (event := json.loads(await websocket.recv()))["type"] != "done":
-                if event["type"] == "error":
-                    raise RuntimeError(f"The server has refused speech: {event}")
-
-
 async def _speak_locally(tts: TTS) -> None:
     """Speaks at the pace of playback until it is cancelled."""
     while True:
@@ -162,11 +155,11 @@ async def _speak_locally(tts: TTS) -> None:
 
 
 @asynccontextmanager
-async def _others(number: int, speak: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-    """Other streams until the block ends, which have begun at different times."""
-    tasks: list[asyncio.Future[None]] = []
+async def _other_streams(tts: TTS, number: int) -> AsyncGenerator[None]:
+    """Speaks in this process until the block ends; the streams have begun at different times."""
+    tasks: list[asyncio.Task[None]] = []
     for _ in range(number):
-        tasks.append(asyncio.ensure_future(speak()))
+        tasks.append(asyncio.create_task(_speak_locally(tts)))
         await asyncio.sleep(0.02)
     try:
         yield
@@ -184,11 +177,11 @@ class _Side:
 
     Attributes:
         request: Requests the text and gives the seconds to the first audio.
-        speak: Speaks as another stream until it is cancelled.
+        others: Speaks so many other streams while a block runs.
     """
 
     request: Callable[[], Awaitable[float]]
-    speak: Callable[[], Awaitable[None]]
+    others: Callable[[int], AbstractAsyncContextManager[None]]
 
 
 async def _measure(
@@ -205,7 +198,7 @@ async def _measure(
     times_s: tuple[list[float], list[float]] = ([], [])
     for _ in range(_ROUNDS):
         for side, times in zip(sides, times_s, strict=True):
-            async with _others(num_others, side.speak):
+            async with side.others(num_others) if num_others else nullcontext():
                 for _ in range(requests // _ROUNDS):
                     await asyncio.sleep(rng.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
                     times.append(await side.request())
@@ -222,14 +215,14 @@ def describe(engine_s: Sequence[float], server_s: Sequence[float]) -> dict[str, 
 
 
 async def run(
-    source: EngineSource, requests: int, other_sockets: int = _OTHER_SOCKETS
+    source: EngineSource, requests: int, num_others: int = _OTHER_SOCKETS
 ) -> dict[str, dict[str, float]]:
     """Returns the figures of all cases.
 
     Args:
         source: Of both engines.
         requests: Of each case, to the engine and to the server.
-        other_sockets: Streams of the case with other sockets.
+        num_others: Streams of the case with other sockets.
     """
     figures: dict[str, dict[str, float]] = {}
     async with AsyncExitStack() as stack:
@@ -239,21 +232,19 @@ async def run(
         host, port = authority.split(":")
         gc.freeze()
 
-        def speak() -> Awaitable[None]:
-            return _speak_over_socket(authority)
-
         cases = (
             ("websocket", _SocketClient, 0),
             ("http", _HttpClient, 0),
-            (f"websocket_beside_{other_sockets}_sockets", _SocketClient, other_sockets),
+            (f"websocket_beside_{num_others}_sockets", _SocketClient, num_others),
         )
-        for name, client_class, num_others in cases:
+        for name, client_class, num_beside in cases:
             # A WebSocket's text may continue, so its prompt has another layout than a whole text's.
             live = client_class is _SocketClient
-            engine = _Side(partial(time_first_chunk, tts, live=live), lambda: _speak_locally(tts))
+            engine = _Side(partial(time_first_chunk, tts, live=live), partial(_other_streams, tts))
             async with client_class.connect(host, int(port)) as client:
-                server = _Side(client.time_first_chunk, speak)
-                times_s = await _measure((engine, server), requests, num_others)
+                others = partial(other_sockets, authority, text=_TEXT)
+                server = _Side(client.time_first_chunk, others)
+                times_s = await _measure((engine, server), requests, num_beside)
             figures[name] = describe(*times_s)
             if isinstance(client, _SocketClient):
                 last_ms = round(1000 * max(client.last_message_s), 2)

@@ -174,7 +174,9 @@ class DecodePipeline:
         if not due:
             return
         self.deliver()
-        chunks = [(stream, _next_codes(stream)) for stream in due if stream.due]
+        # The order of delivery, and so of the tasks of an event loop that reads them.
+        by_deadline = sorted(due, key=lambda stream: stream.deadline_s)
+        chunks = [(stream, _next_codes(stream)) for stream in by_deadline if stream.due]
         if not chunks:
             return
         try:

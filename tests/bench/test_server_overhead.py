@@ -5,7 +5,7 @@ from bench.server_process import EngineSource
 
 
 def test_the_server_and_the_engine_are_measured_alone_and_beside_others() -> None:
-    figures = asyncio.run(run(EngineSource(8, 0.005), 10, other_sockets=2))
+    figures = asyncio.run(run(EngineSource(8, 0.005), 10, num_others=2))
     assert {*figures} == {"websocket", "http", "websocket_beside_2_sockets"}
     for figure in figures.values():
         assert 5 <= figure["engine_p50"] <= figure["engine_p95"]  # a frame takes 5 ms
