@@ -184,7 +184,7 @@ class Loop:
             others_wait: Whether another stream may start after the step, which is then short.
         """
         deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
-        chosen, left_out = deadlines.choose(movable, now_s, few_open=self.scheduler.few_open)
+        chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
         num_frames = deadlines.num_frames(chosen, left_out, now_s)
         if others_wait:
             num_frames = min(num_frames, 1)

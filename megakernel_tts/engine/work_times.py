@@ -65,8 +65,16 @@ class WorkTimes:
         return (self._frame_s + self._rest_s) * max(1.0, num_streams / self._num_streams)
 
     def add(self, work: IterationWork) -> None:
-        """Adds the times of an iteration; one without frames, or of first ones, changes nothing."""
-        if not work.num_frames or work.only_first_frames:
+        """Adds the times of an iteration; one without frames changes nothing.
+
+        One of first frames, which take less time than others, can only raise the time of a
+        position.
+        """
+        if not work.num_frames:
+            return
+        if work.only_first_frames:
+            if work.num_positions:
+                self.position_s = max(self.position_s, self._ratio(work) * self.position_s)
             return
         if work.num_positions and not self._frame_s:
             # An upper bound of each, since the shares are not known; without one, no deadline would
@@ -75,15 +83,18 @@ class WorkTimes:
             self.position_s = _updated(self.position_s, work.total_s / work.num_positions)
         elif work.num_positions:
             # The device runs prefill and frames in a row, so that their shares are not known.
-            frame_s = self.frame_s(work.num_streams)
-            predicted_s = work.num_frames * frame_s + self._rest_s
-            ratio = work.total_s / (predicted_s + work.num_positions * self.position_s)
-            self._frame_s = _updated(self._frame_s, ratio * frame_s)
+            ratio = self._ratio(work)
+            self._frame_s = _updated(self._frame_s, ratio * self.frame_s(work.num_streams))
             self.position_s = _updated(self.position_s, ratio * self.position_s)
         else:
             self._frame_s = _updated(self._frame_s, work.step_s / work.num_frames)
             self._rest_s = _updated(self._rest_s, max(0.0, work.total_s - work.step_s))
         self._num_streams = work.num_streams
+
+    def _ratio(self, work: IterationWork) -> float:
+        """Returns the time of an iteration divided by its prediction."""
+        frames_s = work.num_frames * self.frame_s(work.num_streams)
+        return work.total_s / (frames_s + self._rest_s + work.num_positions * self.position_s)
 
 
 def _updated(predicted_s: float, measured_s: float) -> float:
