@@ -307,7 +307,7 @@ def test_figures_in_tables_are_those_of_the_file_that_the_row_cites() -> None:
     for page, row, file in rows_with_data():
         values = sorted(numbers_in(json.loads(file.read_text(encoding="utf-8"))))
         cells = re.sub(r"`.*?`", "", "|".join(row.strip("|").split("|")[1:]))
-        for figure in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.])", cells):
+        for figure in re.findall(r"(?<![\w.])(?:(?<= )-)?\d[\d,]*(?:\.\d+)?(?![\w.])", cells):
             checked += 1
             number = figure.replace(",", "")
             step = 10.0 ** -len(number.partition(".")[2])

@@ -100,6 +100,7 @@ class RemoteSession:
             self._send(Cancel(self._number))
 
     async def __aiter__(self) -> AsyncGenerator[AudioChunk | Finish]:
+        loop = asyncio.get_running_loop()
         while self._finish is None:
             if not self._events:
                 self._arrived.clear()
@@ -108,7 +109,8 @@ class RemoteSession:
             event = self._events.popleft()
             if isinstance(event, Chunk):
                 chunk = self._reader.read(event.words)
-                self._send(Release(self._number, self._reader.position))
+                release = Release(self._number, self._reader.position)
+                loop.call_soon(self._send, release)  # after the reader has passed the chunk on
                 yield chunk
             else:
                 self._finish = event
