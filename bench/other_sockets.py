@@ -4,8 +4,10 @@ It prints a line once all of them speak, and runs until its standard input is cl
 """
 
 import asyncio
+import base64
 import json
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -14,6 +16,7 @@ import websockets
 from bench.cartesia import cartesia_message
 
 _INTERVAL_S = 0.02  # between two streams that begin
+_BYTES_PER_S = 48_000  # of 16-bit samples at 24 kHz
 
 
 @asynccontextmanager
@@ -48,10 +51,14 @@ async def _speak(authority: str, text: str, begun: asyncio.Event) -> None:
     async with websockets.connect(f"ws://{authority}/tts/websocket") as websocket:
         while True:
             await websocket.send(json.dumps(cartesia_message(text, context_id="a")))
+            played_s = 0.0  # time at which the audio so far has been played
             while (event := json.loads(await websocket.recv()))["type"] != "done":
                 if event["type"] == "error":
                     raise RuntimeError(f"The server has refused speech: {event}")
                 begun.set()
+                played_s = max(played_s, time.monotonic())
+                played_s += len(base64.b64decode(event["data"])) / _BYTES_PER_S
+            await asyncio.sleep(played_s - time.monotonic())
 
 
 async def _speak_all(authority: str, number: int, text: str) -> None:
