@@ -38,12 +38,13 @@ async def other_sockets(authority: str, number: int, text: str) -> AsyncGenerato
     )
     assert process.stdin is not None and process.stdout is not None
     try:
-        await process.stdout.readline()
-        yield
+        speaking = bool(await process.stdout.readline())
+        if speaking:
+            yield
     finally:
         process.stdin.close()
         status = await process.wait()
-    if status:
+    if status or not speaking:
         raise RuntimeError(f"Another stream has failed (status {status}); its error is above.")
 
 
