@@ -29,7 +29,7 @@ async def other_sockets(authority: str, number: int, text: str) -> AsyncGenerato
         text: Is spoken again and again.
 
     Raises:
-        RuntimeError: The server has refused or ended the speech.
+        RuntimeError: The server has refused or ended the speech; if the block has begun, after it.
     """
     pipe = asyncio.subprocess.PIPE
     arguments = ("-m", "bench.other_sockets", authority, str(number), text)

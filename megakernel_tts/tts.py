@@ -137,7 +137,7 @@ class TTS:
 
     @property
     def frame_step_s(self) -> float:
-        """Predicted seconds of a frame of as many streams as the last step had; 0 before a step."""
+        """Predicted seconds of a frame of the streams of the last step; 0 before one."""
         return self._loaded.engine.frame_step_s
 
     def say(

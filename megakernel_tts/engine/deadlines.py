@@ -11,7 +11,9 @@ from megakernel_tts.engine.stream import Stream
 from megakernel_tts.engine.work_times import WorkTimes
 
 _MARGIN = 2  # iterations before a chunk must be delivered at which its stream is urgent
-_MAX_DIVIDED = 24  # streams that a step of first frames may divide; more would lose throughput
+_MAX_MOVABLE = (
+    24  # streams that can make a frame, beside which first frames get a step of their own
+)
 _MAX_POSTPONED = 8  # times in succession that prefills are postponed
 _FORCED_BUDGET = 16  # positions of a prefill that was postponed so often
 _MIN_POSITION_S = 1e-9  # avoids a division by zero where a clock stands still
@@ -47,19 +49,19 @@ class DeadlineScheduler:
     ) -> tuple[Sequence[Stream], Sequence[Stream]]:
         """Returns the streams of the next step, and those that it leaves out.
 
-        Streams that begin to speak are stepped before the others, if these are few and can wait: a
-        first frame has no pass of the talker, so that a step of such frames only is shorter. Within
-        a burst of prompts they are not, as each iteration would have such a step. If there are more
-        streams than a step takes, urgent streams come first. They are followed by late ones,
-        of which the one whose last step was longest ago comes first, and then by the others by
-        their deadlines.
+        While at most `_MAX_MOVABLE` streams can make a frame, those that begin to speak are stepped
+        before the others, if these can wait: a first frame has no pass of the talker, so that a
+        step of such frames only is shorter. Within a burst of prompts they are not, as each
+        iteration would have such a step. If there are more streams than a step takes, urgent
+        streams come first. They are followed by late ones, of which the one whose last step was
+        longest ago comes first, and then by the others by their deadlines.
 
         Args:
             movable: Streams that can make a frame.
             now_s: Clock time in seconds.
             others_wait: Whether prompts are left for the next iteration.
         """
-        may_divide = len(movable) <= _MAX_DIVIDED and not others_wait
+        may_divide = len(movable) <= _MAX_MOVABLE and not others_wait
         if may_divide and (divided := self._choose_beginning(movable, now_s)):
             return divided
         if len(movable) <= self._max_streams:

@@ -202,7 +202,7 @@ class Engine:
 
     @property
     def frame_step_s(self) -> float:
-        """Predicted seconds of a frame of as many streams as the last step had; 0 before a step."""
+        """Predicted seconds of a frame of the streams of the last step; 0 before one."""
         return self._loop.scheduler.deadlines.times.last_frame_s
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class WorkTimes:
 
     @property
     def last_frame_s(self) -> float:
-        """Seconds of a frame of as many streams as the last step had; 0 before a step."""
+        """Seconds of a frame of the streams of the last step, first frames aside; 0 before one."""
         return self._frame_s
 
     def frame_s(self, num_streams: int) -> float:
@@ -67,14 +67,16 @@ class WorkTimes:
     def add(self, work: IterationWork) -> None:
         """Adds the times of an iteration; one without frames changes nothing.
 
-        One of first frames, which take less time than others, can only raise the time of a
-        position.
+        First frames take less time than others, by which the time of a position beside them would
+        seem too short: there it does not fall below that before measurements.
         """
         if not work.num_frames:
             return
         if work.only_first_frames:
             if work.num_positions:
-                self.position_s = max(self.position_s, self._ratio(work) * self.position_s)
+                measured_s = self._ratio(work) * self.position_s
+                least_s = min(self.position_s, _INITIAL_POSITION_S)
+                self.position_s = max(least_s, _updated(self.position_s, measured_s))
             return
         if work.num_positions and not self._frame_s:
             # An upper bound of each, since the shares are not known; without one, no deadline would

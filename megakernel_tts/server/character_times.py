@@ -57,7 +57,7 @@ class CharacterTimes:
 
     The first character of a word starts with the word, which the engine times. Further ones, and
     the space after the word, follow at an ordinary pace, and not after the start of the next word.
-    A short chunk within a word has one all the same, so that a chunk without any is a pause.
+    While a word has characters left, every chunk has one, however short it is.
     """
 
     def __init__(self) -> None:

@@ -125,9 +125,9 @@ def audio_message(audio: bytes, span: CharacterSpan, *, synchronous: bool) -> di
     """The message with a chunk's audio and the characters that start in it.
 
     Clients without `sync_alignment` take the times as relative to the message, and add up either
-    the audio or the durations of characters. A message without a character, which is in a pause,
-    then has a space, so that both sums are the same. LiveKit's client takes the times as relative
-    to the context.
+    the audio or the durations of characters. A message without a character, which comes after all
+    those of a word, then has a space, so that both sums are the same. LiveKit's client takes the
+    times as relative to the context.
 
     Args:
         audio: Encoded samples; may be empty.

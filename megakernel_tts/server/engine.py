@@ -79,7 +79,7 @@ class SpeechEngine(Protocol):
 
     @property
     def frame_step_s(self) -> float:
-        """Predicted seconds of a frame of as many streams as the last step had; 0 before a step."""
+        """Predicted seconds of a frame of the streams of the last step; 0 before one."""
         ...
 
     async def awarmup(self) -> None:

@@ -90,7 +90,7 @@ class SpeechStreams:
             "Seconds of audio that were sent and not yet played.",
             lambda: sum(stream.playback.lead_s for stream in self._streams),
         )
-        add("frame_step_s", "Seconds of a frame of all streams.", lambda: self._tts.frame_step_s)
+        add("frame_step_s", "Seconds of a frame, predicted.", lambda: self._tts.frame_step_s)
 
     @property
     def default_sampling(self) -> Sampling:

@@ -19,7 +19,16 @@ def test_clients_have_cores_of_their_own() -> None:
     assert os.sched_getaffinity(0) == AVAILABLE
 
 
-def test_the_rest_has_half_of_the_cores_at_least() -> None:
-    with separate_cores(len(AVAILABLE) // 2 + 1) as cores:
-        assert not cores
-        assert sys.platform != "linux" or os.sched_getaffinity(0) == AVAILABLE
+@pytest.mark.parametrize(("number", "clients"), [(1, [9]), (2, [7, 9]), (3, [])])
+def test_the_rest_has_half_of_the_cores_at_least(
+    monkeypatch: pytest.MonkeyPatch, number: int, clients: list[int]
+) -> None:
+    used = [{1, 3, 5, 7, 9}]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: used[-1], raising=False)
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda _, cores: used.append({*cores}), raising=False
+    )
+    with separate_cores(number) as cores:
+        assert [*cores] == clients
+        assert used[-1] == used[0] - {*clients}
+    assert used[-1] == used[0]

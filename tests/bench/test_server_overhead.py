@@ -12,7 +12,5 @@ def test_the_server_and_the_engine_are_measured_alone_and_beside_others() -> Non
         assert 5 <= figure["server_p50"] <= figure["server_p95"]
         added = figure["server_p50"] - figure["engine_p50"]
         assert abs(figure["added_p50"] - added) < 0.02
-    cancelled = {
-        name for name, each in figures.items() if "max_from_cancel_to_last_message" in each
-    }
+    cancelled = {name for name, each in figures.items() if "messages_after_cancel" in each}
     assert cancelled == {"websocket", "websocket_beside_2_sockets"}

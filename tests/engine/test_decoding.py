@@ -1,9 +1,13 @@
-"""Chunks that the vocoder is given before their last frame is made."""
+"""Chunks that the vocoder is given before their last frame is made, and the order of others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from megakernel_tts.engine.decoding import DecodePipeline
+from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.loader import LoadedModel
 from tests.fakes import ExpectingVocoder, ScriptedBackend
 from tests.rig import UNLIMITED, Rig, codes, drain, scripted
@@ -38,3 +42,36 @@ def test_no_more_frames_are_begun_early_than_the_vocoder_takes(
         np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
     assert 3 < max(vocoder.num_early) <= 8
     rig.close()
+
+
+@dataclass
+class DueStream:
+    """A stream with a chunk of one frame."""
+
+    active_slot: int
+    deadline_s: float
+    due: bool = True
+    active_segment: None = None
+    chunking: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunking = self
+
+    def next_chunk(self, _: None) -> np.ndarray[Any, Any]:
+        return np.zeros((1, 16), np.int64)
+
+    def start_decoding(self) -> None: ...
+
+
+def test_chunks_are_decoded_and_thus_delivered_in_the_order_of_their_deadlines() -> None:
+    slots: list[int] = []
+
+    class RecordingVocoder:
+        def decode(self, requests: Sequence[Any]) -> None:
+            slots.extend(request.slot for request in requests)
+
+    vocoder: Any = RecordingVocoder()
+    pipeline = DecodePipeline(vocoder, lambda: None, LockPauses(lambda: 0.0))
+    due: list[Any] = [DueStream(0, 2.0), DueStream(1, 1.0), DueStream(2, float("-inf"))]
+    pipeline.decode(due)
+    assert slots == [2, 1, 0]

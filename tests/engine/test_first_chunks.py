@@ -73,6 +73,9 @@ def test_prompts_beside_first_frames_raise_the_time_of_a_position() -> None:
         times.add(IterationWork(100, 1, 1, 0.001, 0.083, only_first_frames=True))
     assert position_s < 0.0008 == pytest.approx(times.position_s, rel=0.01)
     assert times.frame_s(4) == frame_s
+    for _ in range(20):  # a first frame takes less time than that of another stream
+        times.add(IterationWork(100, 1, 1, 0.001, 0.0025, only_first_frames=True))
+    assert times.position_s == position_s, "a delay is forgotten, and the least is that at first"
 
 
 def _frames_before(rig: Rig, prefill: int) -> int:

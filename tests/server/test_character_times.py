@@ -85,12 +85,20 @@ def test_a_chunk_without_a_character_is_not_within_a_word(
         characters += "".join(span.characters)
 
 
-@pytest.mark.parametrize("size", [480, FRAME])
-def test_a_character_that_starts_a_word_is_not_early(size: int) -> None:
+def test_a_character_that_begins_a_word_is_not_early() -> None:
     """In an unspaced script no space separates it from the word before."""
-    spans = spans_of([("你", 0.0), ("好。", 0.4)], [size] * (12_000 // size))
-    starts = {each: span.starts_ms[i] for span in spans for i, each in enumerate(span.characters)}
-    assert starts["好"] == 400
+    times, words = CharacterTimes(), (Word("你", 0.0, None, False), Word("好。", 0.1, None, False))
+    spans = [times.add(SpeechChunk(b"", words, 0.0, 0.02))]
+    spans += [times.add(SpeechChunk(b"", (), i / 50, (i + 1) / 50)) for i in range(1, 7)]
+    assert [span.characters for span in spans] == [["你"], [], [], [], [], ["好"], ["。"]]
+    assert spans[5].starts_ms == [100]
+
+
+def test_a_chunk_without_audio_has_no_character_that_is_early() -> None:
+    times = CharacterTimes()
+    times.add(SpeechChunk(b"", (Word("Hello", 0.0, None, False),), 0.0, 0.02))
+    assert times.add(SpeechChunk(b"", (), 0.02, 0.02)).characters == []
+    assert times.add(SpeechChunk(b"", (), 0.02, 0.04)).characters == ["e"]
 
 
 def test_characters_of_unspaced_scripts_have_no_space_between_them() -> None:

@@ -127,7 +127,7 @@ class EngineCluster:
 
     @property
     def frame_step_s(self) -> float:
-        """That of the slowest engine, at most a second ago; see `SpeechEngine.frame_step_s`."""
+        """That of the slowest engine, at its last answer to a ping; see `SpeechEngine`."""
         return max((client.frame_step_s for client in self._warm_clients), default=0.0)
 
     @property

@@ -110,7 +110,7 @@ class RemoteSession:
             if isinstance(event, Chunk):
                 chunk = self._reader.read(event.words)
                 release = Release(self._number, self._reader.position)
-                loop.call_soon(self._send, release)  # after the reader has passed the chunk on
+                loop.call_soon(self._send, release)  # a reader that does not wait goes first
                 yield chunk
             else:
                 self._finish = event

@@ -15,8 +15,6 @@ from megakernel_tts.server.cluster.remote_session import RemoteSession
 
 
 def test_a_chunk_is_passed_on_before_its_memory_is_released() -> None:
-    """A message to the engine process takes longer than a copy of a chunk."""
-
     async def main() -> None:
         memory, sent = create_memory(1), list[Message]()
         (ring,) = map_rings(memory)
