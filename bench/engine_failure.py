@@ -21,6 +21,7 @@ class EngineFailure:
         requests: Number of requests.
         open_streams: Requests that were open when the process was killed, on all engines.
         lost_streams: Those of them that ended with an error.
+        last_error_s: Seconds until the last of these errors; None without one.
         other_errors: Requests beside them that ended with an error.
         refused: Requests that the server refused for lack of capacity.
         underruns_of_open_streams: Late chunks of the open streams that were not lost.
@@ -33,6 +34,7 @@ class EngineFailure:
     requests: int
     open_streams: int
     lost_streams: int
+    last_error_s: float | None
     other_errors: int
     refused: int
     underruns_of_open_streams: int
@@ -74,15 +76,18 @@ def measure_failure(
     recovery_s = time.monotonic() - killed_s
     wait_with_progress(start_s + duration_s, f"{rate:g} requests/s after the recovery")
     streams = all_streams(clients.records())
-    open_streams = [each for each in streams if each.sent_s < killed_s - start_s < each.ended_s]
+    killed_after_s = killed_s - start_s
+    open_streams = [each for each in streams if each.sent_s < killed_after_s < each.ended_s]
     failed = [each for each in streams if each.outcome is Outcome.FAILED]
     lost = [each for each in open_streams if each.outcome is Outcome.FAILED]
+    ends_s = [each.ended_s for each in lost]
     gaps_s = [gap for each in streams if each not in lost for gap in each.gaps_s]
     return EngineFailure(
         rate=rate,
         requests=len(streams),
         open_streams=len(open_streams),
         lost_streams=len(lost),
+        last_error_s=round(max(ends_s) - killed_after_s, 3) if lost else None,
         other_errors=len(failed) - len(lost),
         refused=sum(each.outcome is Outcome.REFUSED for each in streams),
         underruns_of_open_streams=sum(
