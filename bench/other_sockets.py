@@ -15,7 +15,7 @@ import websockets
 
 from bench.cartesia import cartesia_message
 
-_INTERVAL_S = 0.02  # between two streams that begin
+INTERVAL_S = 0.02  # between two streams that begin
 _BYTES_PER_S = 48_000  # of 16-bit samples at 24 kHz
 
 
@@ -68,7 +68,7 @@ async def _speak_all(authority: str, number: int, text: str) -> None:
         tasks: list[asyncio.Task[None]] = []
         for each in begun:
             tasks.append(group.create_task(_speak(authority, text, each)))
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(INTERVAL_S)
         for each in begun:
             await each.wait()
         print("ready", flush=True)

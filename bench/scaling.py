@@ -1,11 +1,12 @@
 """Measures how a speech service scales with its GPUs: the same random arrivals at one and at two.
 
 For each number of GPUs it starts `megakernel-tts serve --gpus` (with --ray: Ray Serve) as a process
-of its own and sends requests over HTTP from several client processes, at each of --rates. Each
-request is 4 s of speech: 50 frames, with the runaway guard off, as speech of random weights seldom
-ends. Short loads then find the largest rate that the service holds: every request is served, no
-stream has an underrun (or at most the share --max-underruns), and the 95th percentile of the time
-to the first audio is at most --p95-ms, as is the 99th of the delay of its sending.
+of its own and sends requests over HTTP from several client processes, at each of --rates. On a
+machine with twice as many cores as clients, these have cores of their own. Each request is 4 s of
+speech: 50 frames, with the runaway guard off, as speech of random weights seldom ends. Short loads
+then find the largest rate that the service holds: every request is served, no stream has an
+underrun (or at most the share --max-underruns), and the 95th percentile of the time to the first
+audio is at most --p95-ms, as is the 99th of the delay of its sending.
 
 python -m bench.scaling --model 0.6B --kill --json bench/results/scaling-0.6B-h100x2.json
 """
@@ -268,7 +269,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--search-duration",
-        type=_seconds,
+        type=_positive_or_zero,
         default=10.0,
         metavar="SECONDS",
         help="the same for loads that find the largest rate; 0 for none (default: 10)",
@@ -325,14 +326,14 @@ def _parse() -> argparse.Namespace:
     return options
 
 
-def _seconds(value: str) -> float:
-    """Type of an option with a duration, or 0."""
+def _positive_or_zero(value: str) -> float:
+    """Type of an option with a number from 0 on."""
     return 0.0 if value == "0" else positive_number(value)
 
 
 def _share(value: str) -> float:
     """Type of an option with a share, from 0 to 1."""
-    share = 0.0 if value == "0" else positive_number(value)
+    share = _positive_or_zero(value)
     if share > 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not a share from 0 to 1")
     return share

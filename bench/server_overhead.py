@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from bench.cartesia import cartesia_message
-from bench.other_sockets import other_sockets
+from bench.other_sockets import INTERVAL_S, other_sockets
 from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
@@ -154,7 +154,7 @@ async def _other_streams(tts: TTS, number: int) -> AsyncGenerator[None]:
     tasks: list[asyncio.Task[None]] = []
     for _ in range(number):
         tasks.append(asyncio.create_task(_speak_locally(tts)))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(INTERVAL_S)
     try:
         yield
     finally:

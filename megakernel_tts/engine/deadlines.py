@@ -11,9 +11,7 @@ from megakernel_tts.engine.stream import Stream
 from megakernel_tts.engine.work_times import WorkTimes
 
 _MARGIN = 2  # iterations before a chunk must be delivered at which its stream is urgent
-_MAX_MOVABLE = (
-    24  # streams that can make a frame, beside which first frames get a step of their own
-)
+_MAX_MOVABLE = 24  # streams that can make a frame, while first frames get steps of their own
 _MAX_POSTPONED = 8  # times in succession that prefills are postponed
 _FORCED_BUDGET = 16  # positions of a prefill that was postponed so often
 _MIN_POSITION_S = 1e-9  # avoids a division by zero where a clock stands still

@@ -22,6 +22,7 @@ def test_all_of_them_speak_until_the_block_ends(number: int) -> None:
         async def run(authority: str) -> None:
             async with other_sockets(authority, number, TEXT):
                 await asyncio.to_thread(wait_until, lambda: server.streams.num_open == number)
+                assert server.streams._num_websockets == number
 
         with served(server) as authority:
             asyncio.run(run(authority))

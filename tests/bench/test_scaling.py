@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,11 @@ def test_a_duration_of_zero_ends_with_the_rates_that_were_given(
     assert largest is not None and (43 < largest < 45 if search_s else largest == 30)
 
 
+def test_a_search_may_have_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.scaling", *SIMULATED, "--search-duration", "0"])
+    assert scaling._parse().search_duration == 0
+
+
 @pytest.mark.parametrize("gpus", [[2], pytest.param([1, 2], marks=pytest.mark.slow)])
 def test_engines_are_measured_and_one_is_killed(
     monkeypatch: pytest.MonkeyPatch,
@@ -86,6 +92,8 @@ def test_engines_are_measured_and_one_is_killed(
     report: dict[str, Any] = json.loads(file.read_text())
     assert report["request"]["non_streaming_mode"] is False, "as in Nari's benchmark"
     assert report["largest_rate_by_gpus"] == {str(count): 4.0 for count in gpus}
+    has_two_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
+    assert report["cores_of_clients_alone"] == has_two_cores  # there is one client
     assert report["ratio_of_largest_rates"] == (1.0 if len(gpus) > 1 else None)
     loads = [(run["gpus"], run["figures"]["rate"], run["search"]) for run in report["runs"]]
     assert loads == [
@@ -118,6 +126,7 @@ def test_engines_are_measured_and_one_is_killed(
         ([*SIMULATED, "--json", "missing/x.json"], "missing is not a folder"),
         ([*SIMULATED, "--max-underruns", "2"], "'2' is not a share from 0 to 1"),
         ([*SIMULATED, "--rates", "0"], "'0' is not a number above 0"),
+        ([*SIMULATED, "--search-duration", "-1"], "'-1' is not a number above 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
