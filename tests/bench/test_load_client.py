@@ -149,6 +149,32 @@ def test_a_request_that_is_sent_late_is_timed_from_its_sending(make_server: Make
         assert record.ended_s == record.sent_s + record.end_s == pytest.approx(late_s + LATE_S)
 
 
+def test_a_connection_is_not_the_servers_time(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request is timed from its body, as by Nari's `tts_bench`."""
+    server, make_connector, connect_s = make_server([late]), aiohttp.TCPConnector, 0.2
+
+    def make_slow_connector(**options: Any) -> aiohttp.BaseConnector:
+        connector = make_connector(**options)
+        connect = connector.connect
+
+        async def connect_slowly(*arguments: Any, **options: Any) -> Any:
+            await asyncio.sleep(connect_s)
+            return await connect(*arguments, **options)
+
+        monkeypatch.setattr(connector, "connect", connect_slowly)
+        return connector
+
+    monkeypatch.setattr(aiohttp, "TCPConnector", make_slow_connector)
+    records = server.receive(0.05, 60.0)
+    assert records
+    for record in records:
+        assert record.delay_s == pytest.approx(connect_s)
+        assert record.first_s == pytest.approx(0)
+        assert record.end_s == pytest.approx(LATE_S)
+
+
 def test_arrivals_are_random_and_the_same_in_each_run(make_server: MakeServer) -> None:
     server = make_server([in_time])
     one, other = (server.receive(0.4, 100.0, seed=3) for _ in range(2))
