@@ -1,12 +1,13 @@
 """Measures how a speech service scales with its GPUs: the same random arrivals at one and at two.
 
-For each number of GPUs it starts `megakernel-tts serve --gpus` (with --ray: Ray Serve) as a process
-of its own and sends requests over HTTP from several client processes, at each of --rates. On a
-machine with twice as many cores as clients, these have cores of their own. Each request is 4 s of
-speech: 50 frames, with the runaway guard off, as speech of random weights seldom ends. Short loads
-then find the largest rate that the service holds: every request is served, no stream has an
-underrun (or at most the share --max-underruns), and the 95th percentile of the time to the first
-audio is at most --p95-ms, as is the 99th of the delay of its sending.
+For each number of GPUs it starts `megakernel-tts serve --gpus` (with --ray: Ray Serve; with
+--in-process: `megakernel-tts serve` with the engine in its process) and sends requests over HTTP
+from several client processes, at each of --rates. On a machine with twice as many cores as clients,
+these have cores of their own. Each request is 4 s of speech: 50 frames, with the runaway guard off,
+as speech of random weights seldom ends. Short loads then find the largest rate that the service
+holds: every request is served, no stream has an underrun (or at most the share --max-underruns),
+and the 95th percentile of the time to the first audio is at most --p95-ms, as is the 99th of the
+delay of its sending.
 
 python -m bench.scaling --model 0.6B --kill --json bench/results/scaling-0.6B-h100x2.json
 """
@@ -30,7 +31,15 @@ from bench.engine_failure import EngineFailure, measure_failure
 from bench.load import LoadClients, LoadFigures, summarise, wait_with_progress
 from bench.rate_search import find_largest_rate, largest_held
 from bench.separate_cores import separate_cores
-from bench.service import Cores, CpuMeter, Service, gpu_memory_mib, serve_command, serve_engines
+from bench.service import (
+    Cores,
+    CpuMeter,
+    ServedInProcess,
+    Service,
+    gpu_memory_mib,
+    serve_command,
+    serve_engines,
+)
 from megakernel_common.files import check_output, replace_file
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
 from megakernel_tts.bench.provenance import provenance
@@ -211,6 +220,8 @@ def _starter(options: argparse.Namespace, model: str) -> StartService:
         return lambda gpus: serve_replicas(model, gpus, options.slots)
 
     def start(gpus: int) -> AbstractContextManager[Service]:
+        if options.in_process:
+            return serve_engines(serve_command(model, (), options.slots), 1, ServedInProcess)
         command = serve_command(model, range(gpus), options.slots)
         if model == _SIMULATED:
             command = [sys.executable, "-m", "bench.simulated_front", "--engines", str(gpus)]
@@ -314,6 +325,12 @@ def _parse() -> argparse.Namespace:
         help="measure Ray Serve, with a replica for each GPU, instead of megakernel-tts serve",
     )
     parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="measure a server whose engine runs in its process, on one GPU: megakernel-tts serve "
+        "without --gpus",
+    )
+    parser.add_argument(
         "--kill",
         action="store_true",
         help="at the end, kill an engine process under a load of the lowest rate, and measure "
@@ -324,6 +341,12 @@ def _parse() -> argparse.Namespace:
     if reason := _obstacle(options):
         parser.error(reason)
     return options
+
+
+def _service_name(options: argparse.Namespace) -> str:
+    if options.ray:
+        return "Ray Serve"
+    return "megakernel-tts serve" if options.in_process else "megakernel-tts serve --gpus"
 
 
 def _positive_or_zero(value: str) -> float:
@@ -347,6 +370,10 @@ def _obstacle(options: argparse.Namespace) -> str | None:
         return "--ray needs Ray Serve: pip install '.[server,ray]'"
     if options.ray and options.model == _SIMULATED:
         return "--ray has no simulated engines; use --model demo without a GPU"
+    if options.in_process and (options.ray or options.model == _SIMULATED):
+        return "--in-process needs a model, and cannot be combined with --ray"
+    if options.in_process and [*options.gpus] != [1]:
+        return "--in-process has one engine; add --gpus 1"
     if options.kill and max(options.gpus) < 2:
         return "--kill needs another engine, which continues; add 2 to --gpus"
     num_gpus = count_gpus()
@@ -378,7 +405,7 @@ def main() -> None:
     random_weights = f", random weights, {RANDOM_FRAMES} frames" if options.model in SIZES else ""
     settings: dict[str, object] = {
         "model": f"{options.model}{random_weights}",
-        "service": "Ray Serve" if options.ray else "megakernel-tts serve --gpus",
+        "service": _service_name(options),
         "slots": options.slots,
         "client_processes": options.clients,
         "p95_bound_ms": options.p95_ms,

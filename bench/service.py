@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,13 +74,36 @@ class ServedEngines:
         return int(found[1])
 
 
+class ServedInProcess(ServedEngines):
+    """`megakernel-tts serve` without `--gpus`: the engine is in the server's process."""
+
+    def front(self) -> list[psutil.Process]:
+        """See `Service`."""
+        return []
+
+    def engines(self) -> list[psutil.Process]:
+        """See `Service`."""
+        return [self._process]
+
+    def num_ready(self) -> int:
+        """See `Service`."""
+        try:
+            with urllib.request.urlopen(f"http://{self.authority}/ready", timeout=10):
+                return 1
+        except urllib.error.HTTPError:
+            return 0
+
+
 @contextmanager
-def serve_engines(command: Sequence[str], num_engines: int) -> Generator[ServedEngines]:
+def serve_engines(
+    command: Sequence[str], num_engines: int, kind: type[ServedEngines] = ServedEngines
+) -> Generator[ServedEngines]:
     """Runs a service until the block ends; the block starts when all engines are warm.
 
     Args:
         command: Prints the URL of its web page first, and serves until SIGTERM.
-        num_engines: Engine processes that it starts.
+        num_engines: Engines that it starts.
+        kind: What it is.
 
     Raises:
         RuntimeError: The command has ended, or the engines do not become warm in time.
@@ -91,7 +115,7 @@ def serve_engines(command: Sequence[str], num_engines: int) -> Generator[ServedE
         process = command_process.process
         assert process.stdout is not None
         url = re.search(r"http://([^/\s]+)", process.stdout.readline().decode())
-        service = ServedEngines(psutil.Process(process.pid), url[1] if url else "")
+        service = kind(psutil.Process(process.pid), url[1] if url else "")
         command_process.wait_until(
             lambda: url is not None and service.num_ready() == num_engines, "warm engines"
         )
@@ -174,7 +198,7 @@ class Cores:
 
     Attributes:
         front: All processes between clients and engines.
-        engines: Each engine process.
+        engines: Each process with an engine.
         engine_threads: Its busiest thread besides the main one, which runs an event loop.
         front_and_engine_threads: The sum of `front` and `engine_threads`.
     """
@@ -252,13 +276,14 @@ def gpu_memory_mib() -> dict[str, int]:
 
 
 def serve_command(model: str, gpus: Sequence[int], slots: int) -> list[str]:
-    """The command that serves a model on some GPUs.
+    """The command that serves a model.
 
     Args:
         model: As in `megakernel-tts serve`.
-        gpus: Their numbers.
+        gpus: Numbers of the GPUs, each of which gets an engine process; none for an engine in the
+            server's process.
         slots: Of each engine.
     """
-    numbers = ",".join(map(str, gpus))
     command = [sys.executable, "-m", "megakernel_tts", "serve", "--model", model]
-    return [*command, "--gpus", numbers, "--slots", str(slots), "--port", "0"]
+    command += ["--slots", str(slots), "--port", "0"]
+    return [*command, "--gpus", ",".join(map(str, gpus))] if gpus else command

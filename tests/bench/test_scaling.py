@@ -117,12 +117,30 @@ def test_engines_are_measured_and_one_is_killed(
     assert 0 < failure["last_error_s"] < failure["recovery_s"], "no stream waits for the engine"
 
 
+def test_a_server_with_its_engine_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scaling, "_FIELDS", {**scaling._FIELDS, "max_new_tokens": 2})
+    file = tmp_path / "scaling.json"
+    options = ["--model", "demo", "--in-process", "--gpus", "1", "--rates", "10", "--duration", "1"]
+    options += ["--search-duration", "0", "--clients", "1", "--json", str(file)]
+    run(monkeypatch, *options)
+    report: dict[str, Any] = json.loads(file.read_text())
+    assert report["service"] == "megakernel-tts serve"
+    (measured,) = report["runs"]
+    assert measured["figures"]["requests"] == measured["figures"]["complete"] > 0
+    cores = measured["cores"]
+    assert cores["front"] == 0 < cores["engine_threads"][0] < cores["engines"][0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--model", "0.6B"], "0.6B needs a GPU; --model simulated or demo runs without one"),
         (["--model", "demo", "--ray"], "pip install '.[server,ray]'"),
         ([*SIMULATED, "--kill", "--gpus", "1"], "add 2 to --gpus"),
+        ([*SIMULATED, "--in-process", "--gpus", "1"], "--in-process needs a model"),
+        (["--model", "demo", "--in-process"], "--in-process has one engine; add --gpus 1"),
         ([*SIMULATED, "--json", "missing/x.json"], "missing is not a folder"),
         ([*SIMULATED, "--max-underruns", "2"], "'2' is not a share from 0 to 1"),
         ([*SIMULATED, "--rates", "0"], "'0' is not a number above 0"),
