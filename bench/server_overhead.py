@@ -1,7 +1,8 @@
 """Measures what the server adds to the engine's first chunk, its client included.
 
-Requests to an engine in this process and to a server in another one alternate. Both engines are
-simulated and take a fixed time per frame, or have random weights on a GPU. The clock starts when
+Requests to an engine in this process and to a server in another one alternate. Both engines have
+random weights on a GPU, or the device is simulated: work takes the times of the 0.6B on an H200,
+and the engine's code is that of a GPU. The clock starts when
 the whole text is passed to the engine, or sent on a connection that the server has accepted; it
 ends with the first samples, or with the first message or bytes of audio. A WebSocket's text may
 continue, so that the session is opened before the text is pushed. The measured client uses plain
@@ -30,7 +31,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -42,16 +43,15 @@ from bench.other_sockets import INTERVAL_S, other_sockets
 from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
-from bench.server_process import EngineSource, server_process
+from bench.server_process import SIMULATED_TIMES, EngineSource, server_process
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.model.random_released import SIZES, write_released_checkpoint
 
-_FRAME_S = 0.005  # of the simulated engines
 _SLOTS = 80  # more than sockets, so that no stream waits for a slot
 _OTHER_SOCKETS = 63
 _ROUNDS = 10
 # Before a request: the frame of the one before has ended, and others' frames are at any point.
-_MIN_PAUSE_S, _MAX_PAUSE_S = 2 * _FRAME_S, 6 * _FRAME_S
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.03
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
 
 
@@ -75,7 +75,11 @@ class _SocketClient:
             yield cls(socket)
 
     async def time_first_chunk(self) -> float:
-        """Returns the seconds to the first chunk, and cancels the context."""
+        """Returns the seconds to the first chunk, and cancels the context.
+
+        Raises:
+            RuntimeError: The server has refused the text.
+        """
         self._num_requests += 1
         context_id = str(self._num_requests)
         message = json.dumps(cartesia_message(_TEXT, context_id=context_id)).encode()
@@ -87,6 +91,8 @@ class _SocketClient:
             event = json.loads(content)
             if event["context_id"] != context_id:
                 self.num_after_cancel += 1
+            elif event["type"] == "error":
+                raise RuntimeError(f"The server has refused speech: {event}")
             elif event["type"] == "chunk":
                 break
         self._socket.send(json.dumps({"context_id": context_id, "cancel": True}).encode())
@@ -247,14 +253,14 @@ async def run(
 
 @contextmanager
 def _source(model: str | None) -> Generator[EngineSource]:
-    """The simulated model, or random weights of a released size in a temporary folder."""
+    """The simulated device, or random weights of a released size in a temporary folder."""
     if model is None:
-        yield EngineSource(_SLOTS, _FRAME_S)
+        yield EngineSource(_SLOTS)
         return
     with tempfile.TemporaryDirectory() as folder:
         print("writing random weights", flush=True)
         write_released_checkpoint(Path(folder), model, torch.device("cuda"))
-        yield EngineSource(_SLOTS, 0.0, folder)
+        yield EngineSource(_SLOTS, folder)
 
 
 def main() -> None:
@@ -265,12 +271,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500, help="of each case (default: 500)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument(
-        "--model", choices=SIZES, help="random weights of a size, on a GPU (default: simulated)"
+        "--model",
+        choices=SIZES,
+        help="random weights of a size on a GPU (default: simulated)",
     )
     options = parser.parse_args()
     with _source(options.model) as source:
         figures = asyncio.run(run(source, options.requests))
-    content: dict[str, object] = {"engine": "simulated", "frame_ms": 1000 * _FRAME_S}
+    content: dict[str, object] = {"engine": "simulated device", "times_ms": asdict(SIMULATED_TIMES)}
     if options.model:
         gpu = torch.cuda.get_device_name()
         content = {"engine": f"{options.model}, random weights", "gpu": gpu}

@@ -1,4 +1,4 @@
-"""A server in a process of its own, with a simulated model or one on a GPU.
+"""A server in a process of its own, with a model on a GPU or over a simulated device.
 
 It prints host and port, and runs until its standard input is closed.
 """
@@ -11,9 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bench.running_server import served
-from bench.simulation import simulated_tts
+from bench.timed_device import Times, timed_tts
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
+
+# The 0.6B on an H200: bench/results/step-h200.json and bench/results/codec-h200.json.
+SIMULATED_TIMES = Times(
+    frame={1: 1.16, 2: 1.43, 4: 1.55, 8: 1.83, 16: 2.02, 32: 2.71, 64: 4.45},
+    prompt={8: 0.48},
+    codec={1: 0.31, 8: 0.64, 16: 0.88, 32: 1.15, 64: 1.69, 128: 2.92, 256: 5.7},
+)
 
 
 @dataclass(frozen=True)
@@ -22,19 +29,17 @@ class EngineSource:
 
     Attributes:
         slots: Streams at once.
-        frame_seconds: Of a simulated model; see `simulated_tts`.
-        folder: A model for the GPU, which replaces the simulated one; empty for none.
+        folder: A model for the GPU; empty for an engine over a simulated device.
     """
 
     slots: int
-    frame_seconds: float
     folder: str = ""
 
     def load(self) -> TTS:
         """Makes the engine."""
         if self.folder:
             return TTS.load(self.folder, "cuda", slots=self.slots)
-        return simulated_tts(self.slots, self.frame_seconds)
+        return timed_tts(SIMULATED_TIMES, self.slots)[0]
 
 
 @asynccontextmanager
@@ -44,7 +49,7 @@ async def server_process(source: EngineSource) -> AsyncGenerator[str]:
     Args:
         source: Of its engine.
     """
-    arguments = (str(source.slots), str(source.frame_seconds), source.folder)
+    arguments = (str(source.slots), source.folder)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.server_process", *arguments, stdin=pipe, stdout=pipe
@@ -58,8 +63,8 @@ async def server_process(source: EngineSource) -> AsyncGenerator[str]:
 
 
 if __name__ == "__main__":
-    slots, frame_seconds, folder = sys.argv[1:]
-    with EngineSource(int(slots), float(frame_seconds), folder).load() as tts:
+    slots, folder = sys.argv[1:]
+    with EngineSource(int(slots), folder).load() as tts:
         tts.warmup()
         with served(Server(tts)) as authority:
             gc.freeze()  # as recommended for servers
