@@ -6,7 +6,8 @@ and the engine's code is that of a GPU. The clock starts when
 the whole text is passed to the engine, or sent on a connection that the server has accepted; it
 ends with the first samples, or with the first message or bytes of audio. A WebSocket's text may
 continue, so that the session is opened before the text is pushed. The measured client uses plain
-sockets, as the time of a client library is not the server's. A request ends with its first audio,
+sockets, as the time of a client library is not the server's. On a machine with eight cores the
+server has four of its own. A request ends with its first audio,
 and the next one comes when the engine has stopped it. Messages that arrive for a stream after its
 cancellation was sent are counted. "Beside 63 sockets" each of 63 other streams speaks at the pace
 of playback: in this process, or on WebSockets of a third one.
@@ -43,12 +44,14 @@ from bench.other_sockets import INTERVAL_S, other_sockets
 from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
+from bench.separate_cores import separate_cores
 from bench.server_process import SIMULATED_TIMES, EngineSource, server_process
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.model.random_released import SIZES, write_released_checkpoint
 
 _SLOTS = 80  # more than sockets, so that no stream waits for a slot
 _OTHER_SOCKETS = 63
+_SERVER_CORES = 4  # of its own, if there are eight
 _ROUNDS = 10
 # Before a request: the frame of the one before has ended, and others' frames are at any point.
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.03
@@ -226,9 +229,10 @@ async def run(
     """
     figures: dict[str, dict[str, float]] = {}
     async with AsyncExitStack() as stack:
+        cores = stack.enter_context(separate_cores(_SERVER_CORES))
         tts = stack.enter_context(source.load())
         await tts.awarmup()
-        authority = await stack.enter_async_context(server_process(source))
+        authority = await stack.enter_async_context(server_process(source, cores))
         host, port = authority.split(":")
         gc.freeze()
 

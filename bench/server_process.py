@@ -5,8 +5,9 @@ It prints host and port, and runs until its standard input is closed.
 
 import asyncio
 import gc
+import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -43,11 +44,12 @@ class EngineSource:
 
 
 @asynccontextmanager
-async def server_process(source: EngineSource) -> AsyncGenerator[str]:
+async def server_process(source: EngineSource, cores: Sequence[int] = ()) -> AsyncGenerator[str]:
     """Runs a server until the block ends; yields host and port.
 
     Args:
         source: Of its engine.
+        cores: On which it runs; empty for any.
     """
     arguments = (str(source.slots), source.folder)
     pipe = asyncio.subprocess.PIPE
@@ -55,6 +57,8 @@ async def server_process(source: EngineSource) -> AsyncGenerator[str]:
         sys.executable, "-m", "bench.server_process", *arguments, stdin=pipe, stdout=pipe
     )
     assert process.stdin is not None and process.stdout is not None
+    if cores:
+        os.sched_setaffinity(process.pid, cores)
     try:
         yield (await process.stdout.readline()).decode().strip()
     finally:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from megakernel_tts.align.words import Word, WrittenWord, has_spoken_words, split_words
     from megakernel_tts.audio import audible
     from megakernel_tts.errors import (
+        InstructionError,
         PronunciationError,
         ReferenceAudioError,
         SamplingError,
@@ -56,6 +57,7 @@ _MODULES = {  # module -> its public names
     "megakernel_tts.align.words": ("Word", "WrittenWord", "has_spoken_words", "split_words"),
     "megakernel_tts.audio": ("audible",),
     "megakernel_tts.errors": (
+        "InstructionError",
         "PronunciationError",
         "ReferenceAudioError",
         "SamplingError",
@@ -85,6 +87,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "EngineClosedError",
     "Finish",
     "ForkedProcessError",
+    "InstructionError",
     "LivePolicy",
     "MegakernelTTSError",
     "MissingExtraError",

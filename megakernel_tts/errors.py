@@ -7,6 +7,10 @@ class VoiceError(MegakernelTTSError, ValueError):
     """A voice, language or instruction is not supported by the loaded model."""
 
 
+class InstructionError(VoiceError):
+    """An instruction that the model does not take or is too long, or one that it needs."""
+
+
 class ReferenceAudioError(MegakernelTTSError, ValueError):
     """A recording from which no voice can be cloned."""
 

@@ -170,7 +170,8 @@ class TTS:
 
         Raises:
             TextError: The text is empty, or not Unicode text.
-            VoiceError: The model has no such voice or language, or takes no instruction.
+            VoiceError: The model has no such voice or language.
+            InstructionError: It takes no instruction, or needs one, or the instruction is too long.
             SpeedError: The speed is outside its range.
             MissingExtraError: The speed is not 1, and the extra `speed` is not installed.
             PronunciationError: An entry of the table is invalid.
@@ -276,7 +277,8 @@ class TTS:
 
         Raises:
             TextError: `text` is empty, or not Unicode text.
-            VoiceError: The model has no such voice or language, or takes no instruction.
+            VoiceError: As for `say`.
+            InstructionError: As for `say`.
             SpeedError: As for `say`.
             MissingExtraError: As for `say`.
             PronunciationError: As for `say`.

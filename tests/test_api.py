@@ -10,7 +10,8 @@ from megakernel_tts import TTS, ChunkPolicy, Pronunciations, Session, Speech, ch
 
 NAMES = {
     "LANGUAGE_CODES", "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError",
-    "EngineClosedError", "Finish", "ForkedProcessError", "LivePolicy", "MegakernelTTSError",
+    "EngineClosedError", "Finish", "ForkedProcessError", "InstructionError", "LivePolicy",
+    "MegakernelTTSError",
     "MissingExtraError", "ModelInfo", "PronunciationError", "Pronunciations", "ReferenceAudioError",
     "Sampling", "SamplingError", "Session", "Speech", "SpeedError", "SynthesisError", "TextError",
     "Voice", "VoiceError", "Word", "WrittenWord", "audible", "check_speed", "has_spoken_words",

@@ -3,6 +3,7 @@
 from megakernel_tts import (
     EngineBusyError,
     EngineClosedError,
+    InstructionError,
     MegakernelTTSError,
     MissingExtraError,
     PronunciationError,
@@ -80,6 +81,8 @@ def request_error(error: MegakernelTTSError) -> RequestError:
     message = str(error)
     if isinstance(error, TextError):
         return RequestError(message, 400, "invalid_text", "input")
+    if isinstance(error, InstructionError):
+        return RequestError(message, 400, "invalid_instructions", "instructions")
     if isinstance(error, VoiceError):
         return RequestError(message, 400, "invalid_voice", "voice")
     if isinstance(error, SpeedError):

@@ -8,9 +8,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from megakernel_tts import Pronunciations
 from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, priority_of, speed_of, text_field
+from megakernel_tts.server.fields import (
+    get_field,
+    parse_object,
+    priority_of,
+    pronunciations_of,
+    speed_of,
+    text_field,
+)
 from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.reports import Caller
@@ -45,6 +53,7 @@ class Vapi:
             audio_format=audio_format,
             paced=False,
             speed=_speed(query),
+            pronunciations=_pronunciations(query),
             priority=priority_of(query) or Priority.LIVE,  # of a call
         )
         body = RawBody(audio_format, "audio/raw", wav=False)
@@ -62,6 +71,18 @@ def _speed(query: Mapping[str, str]) -> float:
             f"speed is {value[:100]!r}; it must be a number.", parameter="speed"
         ) from None
     return speed_of({"speed": speed})
+
+
+def _pronunciations(query: Mapping[str, str]) -> Pronunciations:
+    """The table in the URL, a JSON object."""
+    try:
+        table = parse_object(query.get("pronunciations", "{}"))
+    except RequestError:
+        raise RequestError(
+            "pronunciations must be a JSON object of words and their respellings.",
+            parameter="pronunciations",
+        ) from None
+    return pronunciations_of({"pronunciations": table})
 
 
 async def _error(_: Request, error: RequestError) -> Response:

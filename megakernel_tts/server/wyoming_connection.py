@@ -24,7 +24,13 @@ from megakernel_tts import Finish
 from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError, SlowClientError
-from megakernel_tts.server.fields import get_field, text_field, voice_name
+from megakernel_tts.server.fields import (
+    get_field,
+    pronunciations_of,
+    speed_of,
+    text_field,
+    voice_name,
+)
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.live_speech import LiveSpeech
 from megakernel_tts.server.reports import Caller, new_request_id
@@ -218,7 +224,7 @@ class _SpeechListener:
 
 
 def _request(data: Mapping[str, Any], streams: SpeechStreams, text: str | None) -> SpeechRequest:
-    """The speech that an event describes."""
+    """The speech that an event describes; speed and pronunciations are not Wyoming's."""
     if get_field(data, "text_format", str, "text") != "text":
         raise RequestError("text_format must be text.", parameter="text_format")
     voice = get_field(data, "voice", dict, {})
@@ -230,6 +236,8 @@ def _request(data: Mapping[str, Any], streams: SpeechStreams, text: str | None) 
         sampling=streams.default_sampling,
         audio_format=AudioFormat(),
         paced=text is None,
+        speed=speed_of(data),
+        pronunciations=pronunciations_of(data),
         priority=Priority.LIVE,  # of a voice assistant, whose user waits
     )
 

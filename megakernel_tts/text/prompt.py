@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.checks import MAX_POSITIONS, check_text
-from megakernel_tts.errors import VoiceError
+from megakernel_tts.errors import InstructionError, VoiceError
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Embeddings
 from megakernel_tts.text.text_embedding import TextEmbedding
@@ -138,7 +138,8 @@ class PromptBuilder:
             instruct: How to speak; for VoiceDesign a description of the voice.
 
         Raises:
-            VoiceError: The model does not have this voice or language, or supports no instruction.
+            VoiceError: The model does not have this voice or language.
+            InstructionError: It takes no instruction, or needs one, or the instruction is too long.
         """
         arguments = (voice, language, instruct)
         if all(isinstance(argument, str | None) for argument in arguments):
@@ -192,7 +193,7 @@ class PromptBuilder:
         if instruct and instruct.strip():
             user = self._tokenizer.encode(f"user\n{instruct.strip()}")
             if len(user) >= MAX_POSITIONS:
-                raise VoiceError(
+                raise InstructionError(
                     f"The instruction has {len(user):,} tokens, and a prompt has at most "
                     f"{MAX_POSITIONS:,} positions; use a shorter one."
                 )
@@ -280,12 +281,12 @@ class PromptBuilder:
             check_text(instruct, "instruct")
         has_instruct = bool(instruct and instruct.strip())
         if has_instruct and not self.config.takes_instruct:
-            raise VoiceError(
+            raise InstructionError(
                 "This model supports no instruction; 1.7B-CustomVoice and 1.7B-VoiceDesign do. "
                 "Leave instruct out."
             )
         if not has_instruct and self.config.kind == "voice_design":
-            raise VoiceError(
+            raise InstructionError(
                 "A VoiceDesign model needs instruct='...': a description of the voice."
             )
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import numpy as np
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 from openai import OpenAI
 from pipecat.services.cartesia.tts import CartesiaTTSService, GenerationConfig
 from pipecat.services.elevenlabs.tts import ElevenLabsTTSService
+from wyoming.audio import AudioStop
+from wyoming.event import Event
+from wyoming.tts import SynthesizeChunk, SynthesizeStop
 
 from bench.simulation import words_in_audio
 from megakernel_tts import TTS, Pronunciations, speed
 from megakernel_tts.server.settings import ServerSettings
-from tests.server import elevenlabs_client, test_nari
+from tests.server import elevenlabs_client, test_nari, wyoming_client
 from tests.server.running import RunningServer, connected, pcm_of, running_server, words_of
 from tests.server.test_protocols import Sink, speak
 
@@ -83,12 +87,34 @@ def test_cartesias_earlier_names_of_speeds(server: RunningServer, name: str) -> 
     np.testing.assert_array_equal(of_reply(cartesia(server, speed=name)), expected)
 
 
-def test_the_url_of_vapi_sets_the_speed(server: RunningServer) -> None:
-    expected = server.tts.say(TEXT, speed=SPEED).pcm
-    np.testing.assert_array_equal(of_reply(vapi(server, f"?speed={SPEED}")), expected)
-    for invalid in ("fast", "3", "nan", ""):
-        response = vapi(server, f"?speed={invalid}")
-        assert response.status_code == 400 and "speed" in response.json()["error"]["message"]
+def test_the_url_of_vapi_sets_speed_and_pronunciations(server: RunningServer) -> None:
+    expected = server.tts.say(TEXT, speed=SPEED, pronunciations=TABLE).pcm
+    query = urlencode({"speed": SPEED, "pronunciations": json.dumps(TABLE)})
+    np.testing.assert_array_equal(of_reply(vapi(server, f"?{query}")), expected)
+    for name, values in {
+        "speed": ("fast", "3", "nan", ""),
+        "pronunciations": ("", "[]", "1"),
+    }.items():
+        for invalid in values:
+            response = vapi(server, f"?{name}={invalid}")
+            assert response.status_code == 400 and name in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_events_of_wyoming_set_speed_and_pronunciations(engine: TTS, live: bool) -> None:
+    controls = {"speed": SPEED, "pronunciations": TABLE}
+
+    async def use(client: wyoming_client.Client) -> NDArray[np.int16]:
+        if live:
+            await client.write_event(Event("synthesize-start", controls))
+            await client.send(SynthesizeChunk(TEXT), SynthesizeStop())
+        else:
+            await client.write_event(Event("synthesize", {"text": TEXT} | controls))
+        return wyoming_client.pcm_of(await client.until(AudioStop))
+
+    with wyoming_client.serving(engine) as home:
+        expected = engine.say(TEXT, speed=SPEED, pronunciations=TABLE).pcm
+        np.testing.assert_array_equal(home.run(use), expected)
 
 
 def test_the_openai_client_sets_the_speed(server: RunningServer) -> None:

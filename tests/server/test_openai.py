@@ -278,6 +278,13 @@ def test_an_invalid_field_is_a_400_that_names_it(
     assert error_of(response)["type"] == "invalid_request_error"
 
 
+def test_an_instruction_that_the_model_does_not_take_is_named(demo_server: RunningServer) -> None:
+    response = speak(demo_server, voice="alloy", instructions="Calm.")
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["param"], error["code"]) == ("instructions", "invalid_instructions")
+
+
 def test_a_model_that_is_no_name_is_a_404(server: RunningServer) -> None:
     assert speak(server, model=["tts-1"]).status_code == 404
 

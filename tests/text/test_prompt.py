@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.errors import VoiceError
+from megakernel_tts.errors import InstructionError, VoiceError
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import PromptBuilder, PromptLayout
 from megakernel_tts.voice import Voice
@@ -38,8 +38,9 @@ def test_unsupported_voice_language_or_instruction_is_refused_with_the_choices(
     message: str,
 ) -> None:
     prompt_builder = load(kind, size).engine.prompt_builder
-    with pytest.raises(VoiceError, match=message):
+    with pytest.raises(VoiceError, match=message) as refusal:
         prompt_builder.prefix(voice, language, instruct)
+    assert isinstance(refusal.value, InstructionError) == ("instruct" in message)
 
 
 def test_case_and_spaces_of_names_do_not_matter(load: Callable[..., LoadedModel]) -> None:
