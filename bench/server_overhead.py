@@ -2,15 +2,14 @@
 
 Requests to an engine in this process and to a server in another one alternate. Both engines have
 random weights on a GPU, or the device is simulated: work takes the times of the 0.6B on an H200,
-and the engine's code is that of a GPU. The clock starts when
-the whole text is passed to the engine, or sent on a connection that the server has accepted; it
-ends with the first samples, or with the first message or bytes of audio. A WebSocket's text may
-continue, so that the session is opened before the text is pushed. The measured client uses plain
-sockets, as the time of a client library is not the server's. On a machine with eight cores the
-server has four of its own. A request ends with its first audio,
-and the next one comes when the engine has stopped it. Messages that arrive for a stream after its
-cancellation was sent are counted. "Beside 63 sockets" each of 63 other streams speaks at the pace
-of playback: in this process, or on WebSockets of a third one.
+and the engine's code is that of a GPU. The clock starts when the whole text is passed to the
+engine, or sent on a connection that the server has accepted; it ends with the first samples, or
+with the first message or bytes of audio. A WebSocket's text may continue, so that the session is
+opened before the text is pushed. The measured client uses plain sockets, as the time of a client
+library is not the server's. On a machine with eight cores the server has four of its own. A request
+ends with its first audio, and the next one comes when the engine has stopped it. Messages that
+arrive for a stream after its cancellation was sent are counted. "Beside 63 sockets" each of 63
+other streams speaks at the pace of playback: in this process, or on WebSockets of a third one.
 
 python -m bench.server_overhead --json bench/results/server-overhead-cpu.json
 python -m bench.server_overhead --model 0.6B --json bench/results/server-overhead-h200.json
