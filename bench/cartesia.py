@@ -12,6 +12,6 @@ def cartesia_message(text: str, **fields: Any) -> dict[str, Any]:
         text: The text.
         **fields: Further fields, such as `context_id`, which every message needs.
     """
-    voice = {"mode": "id", "id": "alloy"}  # of OpenAI: every model speaks as it
+    voice = {"mode": "id", "id": "alloy"}  # of OpenAI; the server maps it to a voice of the model
     base = {"model_id": "sonic-3", "transcript": text, "voice": voice, "output_format": _OUTPUT}
     return base | fields

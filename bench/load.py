@@ -34,14 +34,14 @@ class LoadFigures:
         served_per_second: Complete requests, divided by the time until the last one ended.
         audio_seconds_per_second: Seconds of all audio, divided by the same time.
         max_concurrent: Requests that were open at the same time at most.
-        first_audio_ms_p50: Median time from the sending of a request to its first audio.
+        first_audio_ms_p50: Median time from the sending of a request's body to its first audio.
         first_audio_ms_p95: 95th percentile of it.
         first_audio_ms_p99: 99th percentile of it.
         underruns: Late chunks, if each stream is played from its first chunk on.
         streams_with_underruns: Streams with a late chunk.
         longest_gap_ms: Longest time without audio before a late chunk.
-        client_delay_ms_p50: Median time by which a client sent a request after its arrival. It
-            does not depend on the server: the client's process was not scheduled earlier.
+        client_delay_ms_p50: Median time from the arrival of a request to the sending of its body:
+            the client's process is scheduled, and its library has a connection.
         client_delay_ms_p99: 99th percentile of it.
         client_cores: CPU time of each client process, divided by the same time.
     """

@@ -140,7 +140,7 @@ async def send_load(load: RandomLoad) -> LoadRecord:
 class _Sending:
     """When the library wrote the body of a request; before that, when it was called.
 
-    The load counts from the body, as in Nari's `tts_bench`: a connection and the library's own work
+    The load counts from the body, as Nari's benchmark does: a connection and the library's own work
     are not the server's time.
     """
 

@@ -370,8 +370,8 @@ def _obstacle(options: argparse.Namespace) -> str | None:
         return "--ray needs Ray Serve: pip install '.[server,ray]'"
     if options.ray and options.model == _SIMULATED:
         return "--ray has no simulated engines; use --model demo without a GPU"
-    if options.in_process and (options.ray or options.model == _SIMULATED):
-        return "--in-process needs a model, and cannot be combined with --ray"
+    if options.in_process and (options.ray or options.kill or options.model == _SIMULATED):
+        return "--in-process needs a model, and cannot be combined with --ray or --kill"
     if options.in_process and [*options.gpus] != [1]:
         return "--in-process has one engine; add --gpus 1"
     if options.kill and max(options.gpus) < 2:

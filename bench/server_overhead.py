@@ -123,14 +123,20 @@ class _HttpClient:
             await client._disconnect()
 
     async def time_first_chunk(self) -> float:
-        """Returns the seconds to the first bytes of audio, and opens another connection."""
+        """Returns the seconds to the first bytes of audio, and opens another connection.
+
+        Raises:
+            RuntimeError: The server has refused the text.
+        """
         assert self._connection is not None
         reader, writer = self._connection
         start_s = time.perf_counter()
         writer.write(self._request)
-        await reader.readuntil(b"\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(1)
         seconds = time.perf_counter() - start_s
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(f"The server has refused speech: {head.decode()}")
         await self._disconnect()
         self._connection = await asyncio.open_connection(*self._address)
         return seconds
@@ -217,18 +223,21 @@ def describe(engine_s: Sequence[float], server_s: Sequence[float]) -> dict[str, 
 
 
 async def run(
-    source: EngineSource, requests: int, num_others: int = _OTHER_SOCKETS
+    source: EngineSource,
+    requests: int,
+    cores: Sequence[int] = (),
+    num_others: int = _OTHER_SOCKETS,
 ) -> dict[str, dict[str, float]]:
     """Returns the figures of all cases.
 
     Args:
         source: Of both engines.
         requests: Of each case, to the engine and to the server.
+        cores: On which the server runs; empty for any.
         num_others: Streams of the case with other sockets.
     """
     figures: dict[str, dict[str, float]] = {}
     async with AsyncExitStack() as stack:
-        cores = stack.enter_context(separate_cores(_SERVER_CORES))
         tts = stack.enter_context(source.load())
         await tts.awarmup()
         authority = await stack.enter_async_context(server_process(source, cores))
@@ -279,13 +288,15 @@ def main() -> None:
         help="random weights of a size on a GPU (default: simulated)",
     )
     options = parser.parse_args()
-    with _source(options.model) as source:
-        figures = asyncio.run(run(source, options.requests))
+    # Before CUDA starts threads, which stay on the cores of the thread that starts them.
+    with separate_cores(_SERVER_CORES) as cores, _source(options.model) as source:
+        figures = asyncio.run(run(source, options.requests, cores))
     content: dict[str, object] = {"engine": "simulated device", "times_ms": asdict(SIMULATED_TIMES)}
     if options.model:
         gpu = torch.cuda.get_device_name()
         content = {"engine": f"{options.model}, random weights", "gpu": gpu}
-    content |= {"requests": options.requests, "first_audio_ms": figures}
+    content |= {"server_cores_alone": len(cores), "requests": options.requests}
+    content |= {"first_audio_ms": figures}
     write(content, options.json, ("torch", "uvicorn", "starlette", "websockets"))
 
 

@@ -103,7 +103,7 @@ def serve_engines(
     Args:
         command: Prints the URL of its web page first, and serves until SIGTERM.
         num_engines: Engines that it starts.
-        kind: What it is.
+        kind: Where its engines run.
 
     Raises:
         RuntimeError: The command has ended, or the engines do not become warm in time.

@@ -276,7 +276,7 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, SimulatedDevice]:
 
     Args:
         times: Durations of the device's work.
-        slots: Concurrent streams, at most 64.
+        slots: Concurrent streams, of which a launch takes 64.
 
     Returns:
         The engine, and the simulated device.

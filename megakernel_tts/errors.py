@@ -8,7 +8,7 @@ class VoiceError(MegakernelTTSError, ValueError):
 
 
 class InstructionError(VoiceError):
-    """An instruction that the model does not take or is too long, or one that it needs."""
+    """An instruction that the model does not take or that is too long, or a missing one."""
 
 
 class ReferenceAudioError(MegakernelTTSError, ValueError):

@@ -345,8 +345,8 @@ class TTS:
             instruct: As in `say`.
 
         Raises:
-            VoiceError: The model has no such voice or language, takes no instruction, or a slot has
-                no position for text behind them.
+            VoiceError: As for `say`, or the voice leaves no position for text.
+            InstructionError: As for `say`.
             TextError: The instruction is not Unicode text.
         """
         builder = self._loaded.engine.prompt_builder

@@ -11,6 +11,7 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, is_given
 
 from megakernel_tts import (
     LANGUAGE_CODES,
+    InstructionError,
     MegakernelTTSError,
     ModelInfo,
     Pronunciations,
@@ -111,8 +112,8 @@ class SettingsCheck:
             settings: Get the model's first voice if they name none, and its name of the language.
 
         Raises:
-            VoiceError: The model has no such voice, clones no voices, follows no instruction or
-                needs one; or the voice or the instruction does not fit the model.
+            VoiceError: The model has no such voice, clones no voices, or the voice does not fit it.
+            InstructionError: The model follows no instruction or needs one, or it is too long.
             TextError: The instruction is not Unicode text.
             SamplingError: `sampling` is of another type.
             SpeedError: `speed` is no number from 0.5 to 2.
@@ -215,15 +216,15 @@ class SettingsCheck:
 
     def _check_instruct(self, instruct: object) -> None:
         if not isinstance(instruct, str | None):
-            raise VoiceError(f"instruct is {instruct!r}; it must be a string or None.")
+            raise InstructionError(f"instruct is {instruct!r}; it must be a string or None.")
         given = bool(instruct and instruct.strip())
         if given and not self._info.takes_instruct:
-            raise VoiceError(
+            raise InstructionError(
                 "This model follows no instruction; 1.7B-CustomVoice and 1.7B-VoiceDesign do. "
                 "Leave instruct out."
             )
         if not given and self._info.kind == "voice_design":
-            raise VoiceError(
+            raise InstructionError(
                 "A VoiceDesign model needs a description of a voice: Settings(instruct='...')."
             )
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from megakernel_tts import TTS, Sampling, Voice, VoiceError
+from megakernel_tts import TTS, InstructionError, Sampling, Voice, VoiceError
 
 SAMPLING = Sampling(seed=1, max_frames=6)
 
@@ -204,10 +204,10 @@ def test_recording_that_leaves_no_position_for_text_is_refused_before_it_is_embe
 
 def test_instruction_longer_than_a_slot_is_refused(checkpoint: Callable[..., Path]) -> None:
     with TTS.load(checkpoint("voice_design", "1b7"), device="cpu", slots=1) as tts:
-        with pytest.raises(VoiceError, match=r"instruction has [\d,]+ tokens"):
+        with pytest.raises(InstructionError, match=r"instruction has [\d,]+ tokens"):
             tts.open(instruct="hello there " * 10_000)
         num_tokens = len(tts._loaded.tokenizer.encode(" hello" * 100)) // 100
-        with pytest.raises(VoiceError, match=r"takes 2,0\d\d positions"):
+        with pytest.raises(InstructionError, match=r"takes 2,0\d\d positions"):
             tts.check_voice(instruct="hello " * (2043 // num_tokens))
 
 

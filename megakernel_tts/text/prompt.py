@@ -152,6 +152,7 @@ class PromptBuilder:
 
         Raises:
             VoiceError: See `prefix`.
+            InstructionError: See `prefix`.
         """
         self._check_size(self._voice_vectors(voice, language, instruct), voice)
 
@@ -202,7 +203,7 @@ class PromptBuilder:
         return torch.cat(sections)
 
     def _check_size(self, vectors: Tensor, voice: str | Voice | None) -> list[int]:
-        """Checks that a voice leaves a position for text; gives the tokens of its transcript."""
+        """Checks that a position is left for text; gives the tokens of the voice's transcript."""
         num_positions, transcript = len(vectors) + len(self._codec_bos), list[int]()
         if isinstance(voice, Voice) and voice.codes is not None and voice.text is not None:
             transcript = self._tokenizer.encode(voice.text.strip())
@@ -213,10 +214,10 @@ class PromptBuilder:
                 )
             num_positions += len(voice.codes)
         if num_positions >= MAX_POSITIONS:  # a text needs at least one more
-            raise VoiceError(
-                f"The voice takes {num_positions:,} positions, and a prompt with text has at most "
-                f"{MAX_POSITIONS:,}; use a shorter recording or instruction."
-            )
+            size = f"takes {num_positions:,} positions, and a prompt with text has at most "
+            if isinstance(voice, Voice):
+                raise VoiceError(f"The voice {size}{MAX_POSITIONS:,}; use a shorter recording.")
+            raise InstructionError(f"The instruction {size}{MAX_POSITIONS:,}; use a shorter one.")
         return transcript
 
     def _speaker(self, voice: str | Voice | None) -> tuple[str | None, Tensor | None]:

@@ -152,7 +152,7 @@ def test_a_request_that_is_sent_late_is_timed_from_its_sending(make_server: Make
 def test_a_connection_is_not_the_servers_time(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request is timed from its body, as by Nari's `tts_bench`."""
+    """A request is timed from its body, as by Nari's benchmark."""
     server, make_connector, connect_s = make_server([late]), aiohttp.TCPConnector, 0.2
 
     def make_slow_connector(**options: Any) -> aiohttp.BaseConnector:

@@ -140,6 +140,7 @@ def test_a_server_with_its_engine_is_measured(
         (["--model", "demo", "--ray"], "pip install '.[server,ray]'"),
         ([*SIMULATED, "--kill", "--gpus", "1"], "add 2 to --gpus"),
         ([*SIMULATED, "--in-process", "--gpus", "1"], "--in-process needs a model"),
+        (["--model", "demo", "--in-process", "--kill"], "--in-process needs a model"),
         (["--model", "demo", "--in-process"], "--in-process has one engine; add --gpus 1"),
         ([*SIMULATED, "--json", "missing/x.json"], "missing is not a folder"),
         ([*SIMULATED, "--max-underruns", "2"], "'2' is not a share from 0 to 1"),

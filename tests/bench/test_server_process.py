@@ -7,8 +7,14 @@ import psutil
 import pytest
 
 from bench.server_process import EngineSource, server_process
+from megakernel_tts.backends.megakernel import Megakernel
 
 AVAILABLE = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+
+
+def test_without_a_model_the_engine_is_that_of_a_gpu_over_a_simulated_device() -> None:
+    with EngineSource(1).load() as tts:
+        assert isinstance(tts._loaded.engine.backend, Megakernel)
 
 
 @pytest.mark.skipif(len(AVAILABLE) < 2, reason="needs two cores")

@@ -1,13 +1,18 @@
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from email.message import Message
 from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
 
 import psutil
 import pytest
 
 from bench import service
-from bench.service import CpuMeter, serve_command, serve_engines
+from bench.service import CpuMeter, ServedInProcess, serve_command, serve_engines
 from megakernel_tts.cli.main import _parser
 from tests.fakes import TIMEOUT_S
 
@@ -65,12 +70,28 @@ def test_a_command_that_fails_is_reported_with_its_log() -> None:
         pass
 
 
-def test_the_command_is_that_of_the_package() -> None:
-    options = _parser().parse_args(serve_command("demo", range(2), 64)[3:])
+@pytest.mark.parametrize(("gpus", "option"), [(range(2), "0,1"), ((), None)])
+def test_the_command_is_that_of_the_package(gpus: Sequence[int], option: str | None) -> None:
+    options = _parser().parse_args(serve_command("demo", gpus, 63)[3:])
     configured = options.configuration.resolve(options, {})
     assert {name: configured[name].value for name in ("model", "gpus", "slots", "port")} == {
         "model": "demo",
-        "gpus": "0,1",
-        "slots": 64,
+        "gpus": option,
+        "slots": 63,
         "port": 0,
     }
+
+
+def test_a_server_with_its_engine_is_ready_once_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[str] = []
+
+    def answer(url: str, timeout: float) -> Any:
+        requested.append(url)
+        if len(requested) == 1:
+            raise HTTPError(url, 503, "not ready", Message(), None)
+        return nullcontext()
+
+    monkeypatch.setattr(service.urllib.request, "urlopen", answer)
+    served = ServedInProcess(psutil.Process(), "a:1")
+    assert [served.num_ready() for _ in range(2)] == [0, 1]
+    assert requested == 2 * ["http://a:1/ready"]
