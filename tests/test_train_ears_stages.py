@@ -179,6 +179,7 @@ def assert_is_evaluated(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {one.text for one in recordings} <= {target(text) for _, text in held_out()}
     monkeypatch.setattr(evaluate, "held_out_recordings", lambda _: recordings[:2])
     monkeypatch.setattr(evaluate, "_NOISE_S", 1.0)
+    monkeypatch.setattr(evaluate, "_ROUND_TRIP", 1)
     file = work.folder / "results.json"
     arguments = ["--lookahead-ms", "80", "1120", "--device", "cpu", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["evaluate", str(work.folder), *arguments])

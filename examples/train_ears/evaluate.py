@@ -69,7 +69,7 @@ def held_out_recordings(work: Work) -> list[Recording]:
         ]
 
 
-def spoken_recordings(tts: TTS, count: int = _ROUND_TRIP) -> list[Recording]:
+def spoken_recordings(tts: TTS, count: int) -> list[Recording]:
     """English held-out sentences that a voice speaks, evenly chosen, as speech of 16 kHz."""
     english = [text for category, text in held_out() if not category.startswith("spanish")]
     found: list[Recording] = []
@@ -123,7 +123,7 @@ def main() -> None:
     work = Work(options.work)
     sets = {"synthetic": held_out_recordings(work)}
     with TTS.load("demo", device="cpu", slots=1) as tts:
-        sets["demo voice"] = spoken_recordings(tts)
+        sets["demo voice"] = spoken_recordings(tts, _ROUND_TRIP)
     if options.recordings:
         sets |= real_sets(options.recordings)
     results: dict[str, Any] = {}
