@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def test_a_refusal_ends_the_measurement(monkeypatch: pytest.MonkeyPatch, protoco
         message = refuse_message(server_overhead.cartesia_message)
         monkeypatch.setattr(server_overhead, "cartesia_message", message)
     else:
-        monkeypatch.setattr(server_overhead.json, "dumps", refuse_body(json.dumps))
+        module = SimpleNamespace(dumps=refuse_body(json.dumps), loads=json.loads)
+        monkeypatch.setattr(server_overhead, "json", module)
 
     async def measure() -> None:
         async with asyncio.timeout(TIMEOUT_S):
