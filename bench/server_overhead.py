@@ -6,7 +6,7 @@ and the engine's code is that of a GPU. The clock starts when the whole text is 
 engine, or sent on a connection that the server has accepted; it ends with the first samples, or
 with the first message or bytes of audio. A WebSocket's text may continue, so that the session is
 opened before the text is pushed. The measured client uses plain sockets, as the time of a client
-library is not the server's. On a machine with eight cores the server has four of its own. A request
+library is not the server's. With eight cores or more the server has four of its own. A request
 ends with its first audio, and the next one comes when the engine has stopped it. Messages that
 arrive for a stream after its cancellation was sent are counted. "Beside 63 sockets" each of 63
 other streams speaks at the pace of playback: in this process, or on WebSockets of a third one.
@@ -44,7 +44,8 @@ from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
 from bench.separate_cores import separate_cores
-from bench.server_process import SIMULATED_TIMES, EngineSource, server_process
+from bench.server_process import EngineSource, server_process
+from bench.timed_device import H200_TIMES
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.model.random_released import SIZES, write_released_checkpoint
 
@@ -291,7 +292,7 @@ def main() -> None:
     # Before CUDA starts threads, which stay on the cores of the thread that starts them.
     with separate_cores(_SERVER_CORES) as cores, _source(options.model) as source:
         figures = asyncio.run(run(source, options.requests, cores))
-    content: dict[str, object] = {"engine": "simulated device", "times_ms": asdict(SIMULATED_TIMES)}
+    content: dict[str, object] = {"engine": "simulated device", "times_ms": asdict(H200_TIMES)}
     if options.model:
         gpu = torch.cuda.get_device_name()
         content = {"engine": f"{options.model}, random weights", "gpu": gpu}

@@ -12,16 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bench.running_server import served
-from bench.timed_device import Times, timed_tts
+from bench.timed_device import H200_TIMES, timed_tts
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
-
-# The 0.6B on an H200: bench/results/step-h200.json and bench/results/codec-h200.json.
-SIMULATED_TIMES = Times(
-    frame={1: 1.16, 2: 1.43, 4: 1.55, 8: 1.83, 16: 2.02, 32: 2.71, 64: 4.45},
-    prompt={8: 0.48},
-    codec={1: 0.31, 8: 0.64, 16: 0.88, 32: 1.15, 64: 1.69, 128: 2.92, 256: 5.7},
-)
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class EngineSource:
         """Makes the engine."""
         if self.folder:
             return TTS.load(self.folder, "cuda", slots=self.slots)
-        return timed_tts(SIMULATED_TIMES, self.slots)[0]
+        return timed_tts(H200_TIMES, self.slots)[0]
 
 
 @asynccontextmanager

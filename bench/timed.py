@@ -15,15 +15,13 @@ from pathlib import Path
 from statistics import mean
 
 from bench.report import write
-from bench.timed_device import REQUEST_FRAMES, SimulatedDevice, Times, timed_tts
+from bench.timed_device import H200_TIMES, REQUEST_FRAMES, SimulatedDevice, timed_tts
 from bench.timed_many import measure_many_streams
 from megakernel_tts import TTS
 from megakernel_tts.bench.timing import BenchmarkRequest, time_request, time_streams
 
 _TEXT = "Hello, it is good."  # nine tokens, as many as the benchmark's text
 _ROUNDS = 50
-# The 0.6B size on an H200: bench/results/step-h200.json and bench/results/codec-h200.json.
-_FEW_TIMES = Times(frame={1: 1.17, 8: 1.82}, prompt={8: 0.48}, codec={1: 0.36, 8: 0.99})
 _STAGE_RUNS, _STAGE_FRAMES = 300, 4  # requests whose first chunks are timed by stage; of each
 # Between the request and its first chunk, in this order.
 _MOMENTS = ("prefill launched", "step launched", "frame read", "codec awaited", "samples ready")
@@ -129,13 +127,13 @@ def main() -> None:
 
 def _measure_few() -> dict[str, object]:
     """Figures of up to eight streams."""
-    tts, device = timed_tts(_FEW_TIMES)
+    tts, device = timed_tts(H200_TIMES)
     with tts:
         tts.warmup()
         cells = [(streams, chunk) for streams in (1, 2, 4, 8) for chunk in (1, 8)]
         figures = [asdict(measure(tts, device, *cell, _ROUNDS)) for cell in cells]
         stages = asdict(measure_stages(tts, device, _STAGE_RUNS))
-    return {"times_ms": asdict(_FEW_TIMES), "figures": figures, "first_chunk_stages_ms": stages}
+    return {"times_ms": asdict(H200_TIMES), "figures": figures, "first_chunk_stages_ms": stages}
 
 
 if __name__ == "__main__":

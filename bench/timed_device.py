@@ -80,6 +80,14 @@ class Times:
         return _interpolate(self.codec, num_frames)
 
 
+# The 0.6B on an H200: bench/results/step-h200.json and bench/results/codec-h200.json.
+H200_TIMES = Times(
+    frame={1: 1.16, 2: 1.43, 4: 1.55, 8: 1.83, 16: 2.02, 32: 2.71, 64: 4.45},
+    prompt={8: 0.48},
+    codec={1: 0.31, 8: 0.64, 16: 0.88, 32: 1.15, 64: 1.69, 128: 2.92, 256: 5.7},
+)
+
+
 def _interpolate(times_ms: Mapping[int, float], count: int) -> float:
     return float(np.interp(count, [*times_ms], [*times_ms.values()]))
 

@@ -8,7 +8,7 @@ class VoiceError(MegakernelTTSError, ValueError):
 
 
 class InstructionError(VoiceError):
-    """An instruction that the model does not take or that is too long, or a missing one."""
+    """An instruction that the model does not take, that is no text or too long; or none."""
 
 
 class ReferenceAudioError(MegakernelTTSError, ValueError):

@@ -171,7 +171,8 @@ class TTS:
         Raises:
             TextError: The text is empty, or not Unicode text.
             VoiceError: The model has no such voice or language.
-            InstructionError: It takes no instruction, or needs one, or the instruction is too long.
+            InstructionError: It takes no instruction, or needs one; or the instruction is too long,
+                or not Unicode text.
             SpeedError: The speed is outside its range.
             MissingExtraError: The speed is not 1, and the extra `speed` is not installed.
             PronunciationError: An entry of the table is invalid.
@@ -347,7 +348,6 @@ class TTS:
         Raises:
             VoiceError: As for `say`, or the voice leaves no position for text.
             InstructionError: As for `say`.
-            TextError: The instruction is not Unicode text.
         """
         builder = self._loaded.engine.prompt_builder
         builder.check(self._default_voice(voice), language, instruct)

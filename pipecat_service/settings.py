@@ -113,8 +113,8 @@ class SettingsCheck:
 
         Raises:
             VoiceError: The model has no such voice, clones no voices, or the voice does not fit it.
-            InstructionError: The model follows no instruction or needs one, or it is too long.
-            TextError: The instruction is not Unicode text.
+            InstructionError: The model follows no instruction or needs one; or the instruction is
+                too long, or not Unicode text.
             SamplingError: `sampling` is of another type.
             SpeedError: `speed` is no number from 0.5 to 2.
             MissingExtraError: `speed` is not 1, and the extra `speed` is not installed.

@@ -26,6 +26,7 @@ from megakernel_tts import (
     ChunkPolicy,
     EngineClosedError,
     Finish,
+    InstructionError,
     MegakernelTTSError,
     Sampling,
     Session,
@@ -346,6 +347,15 @@ def test_arguments_of_a_wrong_type_are_named_at_the_call(
     for call in calls:
         with pytest.raises((MegakernelTTSError, ValueError, TypeError), match=expected):
             call(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("instruct", [5, "\ud800"])
+def test_an_instruction_that_is_no_text_is_an_error_of_the_instruction(
+    tts: TTS, instruct: Any
+) -> None:
+    for call in (tts.open, tts.check_voice):
+        with pytest.raises(InstructionError, match=r"^instruct "):
+            call(instruct=instruct)
 
 
 def test_a_transcript_of_a_wrong_type_is_named(checkpoint: Callable[..., Path]) -> None:

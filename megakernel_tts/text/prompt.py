@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.checks import MAX_POSITIONS, check_text
-from megakernel_tts.errors import InstructionError, VoiceError
+from megakernel_tts.errors import InstructionError, TextError, VoiceError
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Embeddings
 from megakernel_tts.text.text_embedding import TextEmbedding
@@ -139,7 +139,8 @@ class PromptBuilder:
 
         Raises:
             VoiceError: The model does not have this voice or language.
-            InstructionError: It takes no instruction, or needs one, or the instruction is too long.
+            InstructionError: It takes no instruction, or needs one; or the instruction is too long,
+                or not Unicode text.
         """
         arguments = (voice, language, instruct)
         if all(isinstance(argument, str | None) for argument in arguments):
@@ -279,7 +280,10 @@ class PromptBuilder:
 
     def _check_instruct(self, instruct: str | None) -> None:
         if instruct is not None:
-            check_text(instruct, "instruct")
+            try:
+                check_text(instruct, "instruct")
+            except TextError as error:
+                raise InstructionError(str(error)) from None
         has_instruct = bool(instruct and instruct.strip())
         if has_instruct and not self.config.takes_instruct:
             raise InstructionError(

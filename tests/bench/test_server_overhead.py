@@ -11,14 +11,15 @@ import pytest
 
 from bench import server_overhead
 from bench.server_overhead import main, run
-from bench.server_process import SIMULATED_TIMES, EngineSource
+from bench.server_process import EngineSource
+from bench.timed_device import H200_TIMES
 from tests.fakes import TIMEOUT_S
 
 
 def test_the_server_and_the_engine_are_measured_alone_and_beside_others() -> None:
     figures = asyncio.run(run(EngineSource(8), 10, num_others=2))
     assert {*figures} == {"websocket", "http", "websocket_beside_2_sockets"}
-    device_ms = SIMULATED_TIMES.prompt_of(1) + SIMULATED_TIMES.frame_of(1)
+    device_ms = H200_TIMES.prompt_of(1) + H200_TIMES.frame_of(1)
     for figure in figures.values():
         assert device_ms <= figure["engine_p50"] <= figure["engine_p95"]
         assert device_ms <= figure["server_p50"] <= figure["server_p95"]
@@ -29,11 +30,11 @@ def test_the_server_and_the_engine_are_measured_alone_and_beside_others() -> Non
 
 
 def refuse_message(message: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    return lambda *text, **fields: message(*text, **fields) | {"voice": "nobody"}
+    return lambda *text, **fields: message(*text, **fields) | {"voice": "missing"}
 
 
 def refuse_body(dumps: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda fields: dumps(fields | ({"voice": "nobody"} if "input" in fields else {}))
+    return lambda fields: dumps(fields | ({"voice": "missing"} if "input" in fields else {}))
 
 
 @pytest.mark.parametrize("protocol", ["websocket", "http"])
