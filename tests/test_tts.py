@@ -349,15 +349,6 @@ def test_arguments_of_a_wrong_type_are_named_at_the_call(
             call(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("instruct", [5, "\ud800"])
-def test_an_instruction_that_is_no_text_is_an_error_of_the_instruction(
-    tts: TTS, instruct: Any
-) -> None:
-    for call in (tts.open, tts.check_voice):
-        with pytest.raises(InstructionError, match=r"^instruct "):
-            call(instruct=instruct)
-
-
 def test_a_transcript_of_a_wrong_type_is_named(checkpoint: Callable[..., Path]) -> None:
     with TTS.load(checkpoint("base", shallow=True), device=torch.device("cpu"), slots=1) as base:  # type: ignore[arg-type]
         with pytest.raises(TextError, match="found int"):

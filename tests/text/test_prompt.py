@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,16 @@ def test_unsupported_voice_language_or_instruction_is_refused_with_the_choices(
     with pytest.raises(VoiceError, match=message) as refusal:
         prompt_builder.prefix(voice, language, instruct)
     assert isinstance(refusal.value, InstructionError) == ("instruct" in message)
+
+
+@pytest.mark.parametrize("instruct", [5, "\ud800"])
+def test_an_instruction_that_is_no_text_is_an_error_of_the_instruction(
+    load: Callable[..., LoadedModel], instruct: Any
+) -> None:
+    prompt_builder = load("voice_design", "1b7").engine.prompt_builder
+    for call in (prompt_builder.check, prompt_builder.prefix):
+        with pytest.raises(InstructionError, match=r"^instruct "):
+            call(None, "auto", instruct)
 
 
 def test_case_and_spaces_of_names_do_not_matter(load: Callable[..., LoadedModel]) -> None:
