@@ -26,7 +26,6 @@ from megakernel_tts import (
     ChunkPolicy,
     EngineClosedError,
     Finish,
-    InstructionError,
     MegakernelTTSError,
     Sampling,
     Session,
