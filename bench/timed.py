@@ -9,6 +9,7 @@ python -m bench.timed --json bench/results/timed.json
 
 import argparse
 import logging
+import time
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from megakernel_tts.bench.timing import BenchmarkRequest, time_request, time_str
 _TEXT = "Hello, it is good."  # nine tokens, as many as the benchmark's text
 _ROUNDS = 50
 _STAGE_RUNS, _STAGE_FRAMES = 300, 4  # requests whose first chunks are timed by stage; of each
+_PAUSED_RUNS, _PAUSE_S = 100, 0.1  # the same after pauses, in which other code fills the caches
 # Between the request and its first chunk, in this order.
 _MOMENTS = ("prefill launched", "step launched", "frame read", "codec awaited", "samples ready")
 
@@ -86,18 +88,22 @@ class FirstChunkStages:
     chunk_read: float
 
 
-def measure_stages(tts: TTS, device: SimulatedDevice, runs: int) -> FirstChunkStages:
+def measure_stages(
+    tts: TTS, device: SimulatedDevice, runs: int, pause_s: float = 0.0
+) -> FirstChunkStages:
     """Times the first chunk by stage: the mean of the fastest tenth of the requests.
 
     Args:
         tts: The engine, without other streams.
         device: Its simulated device.
         runs: Requests.
+        pause_s: Seconds before each.
     """
     sampling = replace(tts.sampling, max_frames=_STAGE_FRAMES)
     request = BenchmarkRequest(_TEXT, sampling, next(iter(tts.voices)))
     splits: list[list[float]] = []
     for seed in range(runs):
+        time.sleep(pause_s)
         device.moments_s.clear()
         timing = time_request(tts, request, 1, seed)
         moments_s = [timing.start_s, *map(device.moments_s.__getitem__, _MOMENTS), timing.first_s]
@@ -132,8 +138,14 @@ def _measure_few() -> dict[str, object]:
         tts.warmup()
         cells = [(streams, chunk) for streams in (1, 2, 4, 8) for chunk in (1, 8)]
         figures = [asdict(measure(tts, device, *cell, _ROUNDS)) for cell in cells]
-        stages = asdict(measure_stages(tts, device, _STAGE_RUNS))
-    return {"times_ms": asdict(H200_TIMES), "figures": figures, "first_chunk_stages_ms": stages}
+        stages = measure_stages(tts, device, _STAGE_RUNS)
+        paused = measure_stages(tts, device, _PAUSED_RUNS, _PAUSE_S)
+    return {
+        "times_ms": asdict(H200_TIMES),
+        "figures": figures,
+        "first_chunk_stages_ms": asdict(stages),
+        "first_chunk_stages_after_a_pause_ms": asdict(paused),
+    }
 
 
 if __name__ == "__main__":
