@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from megakernel_common.errors import CheckpointError
 from megakernel_tts.checks import check_text
 from megakernel_tts.errors import TextError
 from megakernel_tts.model.random_checkpoint import write_checkpoint
+from megakernel_tts.text import tokenizer as tokenizer_module
 from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
 
 SCRIPTS = st.sampled_from(
@@ -22,6 +24,27 @@ SCRIPTS = st.sampled_from(
     ]
 )
 TEXTS = st.lists(SCRIPTS | st.characters(exclude_categories=["Cs"]), max_size=40).map("".join)
+# The split in the tokenizer.json of Qwen2 and Qwen3.
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ASCII_TEXTS = st.text(st.sampled_from([*map(chr, range(128)), *" '\n\r\tsSdDabc"]), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def library(checkpoint: Callable[..., Path]) -> Tokenizer:
+    """The library's tokenizer, which tokenises each text as a whole."""
+    folder = checkpoint()
+    bpe = Tokenizer(models.BPE.from_file(f"{folder}/vocab.json", f"{folder}/merges.txt"))
+    bpe.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return bpe
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +55,30 @@ def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
 def portions(text: str, cuts: list[int]) -> list[str]:
     ends = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     return [text[a:b] for a, b in itertools.pairwise(ends)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=ASCII_TEXTS | TEXTS)
+def test_ids_are_those_of_the_library(
+    tokenizer: TextTokenizer, library: Tokenizer, text: str
+) -> None:
+    """Also of a text whose pre-tokens are known, and of one with the same in another order."""
+    for repeated in (text, text, f"{text} {text}"):
+        ids = library.encode(repeated, add_special_tokens=False).ids
+        assert tokenizer.encode(repeated) == ids
+
+
+def test_few_and_short_pre_tokens_are_kept(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Path], library: Tokenizer
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "_MAX_KNOWN_PRETOKENS", 20)
+    tokenizer, rng = TextTokenizer(checkpoint(), 10_000), random.Random(0)
+    for _ in range(50):
+        words = ["".join(rng.choices("abc", k=rng.randint(1, 50))) for _ in range(5)]
+        text = " ".join(words)
+        assert tokenizer.encode(text) == library.encode(text).ids
+        assert len(tokenizer._known) <= 20 + len(words)
+        assert max(map(len, tokenizer._known), default=0) <= 32
 
 
 @settings(max_examples=200, deadline=None)
