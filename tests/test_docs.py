@@ -294,6 +294,17 @@ def test_every_results_file_is_cited() -> None:
         assert file.name in text, f"no page says what {file.name} holds"
 
 
+def test_parts_of_results_files_by_other_versions_say_what_they_are() -> None:
+    """The pages name the command of a file; a part with its own commit or date is of another."""
+    checked = 0
+    for file in (ROOT / RESULTS).glob("*.json"):
+        for key, part in json.loads(file.read_text(encoding="utf-8")).items():
+            if isinstance(part, dict) and part.keys() & {"commit", "date"}:
+                checked += 1
+                assert part.keys() & {"what", "command"}, f"{file.name}: {key} does not say it"
+    assert checked > 20
+
+
 def rows_with_data() -> Iterator[tuple[Path, str, Path]]:
     """Table rows that cite a results file: page, row, file."""
     for page in PAGES:
