@@ -24,7 +24,7 @@ from megakernel_tts.bench.timing import BenchmarkRequest, time_request, time_str
 _TEXT = "Hello, it is good."  # nine tokens, as many as the benchmark's text
 _ROUNDS = 50
 _STAGE_RUNS, _STAGE_FRAMES = 300, 4  # requests whose first chunks are timed by stage; of each
-_PAUSED_RUNS, _PAUSE_S = 100, 0.1  # the same after pauses, in which other code fills the caches
+_PAUSED_RUNS, _PAUSE_S = 100, 0.1  # the same, each after a pause
 # Between the request and its first chunk, in this order.
 _MOMENTS = ("prefill launched", "step launched", "frame read", "codec awaited", "samples ready")
 
@@ -103,7 +103,8 @@ def measure_stages(
     request = BenchmarkRequest(_TEXT, sampling, next(iter(tts.voices)))
     splits: list[list[float]] = []
     for seed in range(runs):
-        time.sleep(pause_s)
+        if pause_s:
+            time.sleep(pause_s)
         device.moments_s.clear()
         timing = time_request(tts, request, 1, seed)
         moments_s = [timing.start_s, *map(device.moments_s.__getitem__, _MOMENTS), timing.first_s]

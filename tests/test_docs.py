@@ -302,7 +302,7 @@ def test_parts_of_results_files_by_other_versions_say_what_they_are() -> None:
             if isinstance(part, dict) and part.keys() & {"commit", "date"}:
                 checked += 1
                 assert part.keys() & {"what", "command"}, f"{file.name}: {key} does not say it"
-    assert checked > 20
+    assert checked > 50
 
 
 def rows_with_data() -> Iterator[tuple[Path, str, Path]]:

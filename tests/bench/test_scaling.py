@@ -131,7 +131,7 @@ def test_a_server_with_its_engine_is_measured(
     assert measured["figures"]["requests"] == measured["figures"]["complete"] > 0
     cores = measured["cores"]
     assert cores["front"] == 0  # the engine's process is the server
-    assert cores["engines"][0] > 0 and cores["engine_threads"][0] > 0
+    assert 0 < cores["engine_threads"][0] <= cores["engines"][0] + 0.05  # of steps of 10 ms
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Requests over a simulated device take at least the device's time, and no extra device work."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
+import bench.timed
 from bench.timed import measure, measure_stages
 from bench.timed_device import REQUEST_FRAMES, Times, timed_tts
 from bench.timed_many import measure_many_streams
@@ -40,6 +42,17 @@ def test_the_device_works_during_the_stages_in_which_the_host_waits() -> None:
     assert sum(vars(stages).values()) >= prompt + frame + codec
     assert min(vars(stages).values()) >= 0  # the moments are in the order of the stages
     assert min(stages.prefill_launched, stages.chunk_read) > 0
+
+
+def test_each_request_comes_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses_s: list[float] = []
+    monkeypatch.setattr(bench.timed, "time", SimpleNamespace(sleep=pauses_s.append))
+    tts, device = timed_tts(TIMES)
+    with tts:
+        tts.warmup()
+        for pause_s in (0.0, 5.0):
+            measure_stages(tts, device, 2, pause_s)
+    assert pauses_s == [5.0, 5.0]
 
 
 def test_the_device_is_busy_or_idle_from_the_first_launch_to_the_last(
