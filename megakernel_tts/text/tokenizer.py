@@ -168,8 +168,6 @@ class TextTokenizer:
 
 def _never_combines(char: str) -> bool:
     """Whether normalisation never merges or reorders the character with preceding ones."""
-    if char.isascii():
-        return True
     # Letters that compose with preceding ones: Hangul vowels and finals, Kirat Rai vowels.
     composes = "\u1160" <= char <= "\u11ff" or "\U00016d63" <= char <= "\U00016d6a"
     category = unicodedata.category(char)
