@@ -82,10 +82,33 @@ class DeadlineScheduler:
         """Returns the streams that begin to speak and the others, if these can wait."""
         beginning = [stream for stream in movable if stream.begins_speech]
         others = [stream for stream in movable if stream not in beginning]
-        wait_s = self._margin_s(len(movable)) + self.times.iteration_s(len(beginning))
-        can_wait = all(stream.deadline_s - now_s >= wait_s for stream in others)
+        can_wait = self._can_wait(others, now_s, len(movable), len(beginning))
         divides = can_wait and 0 < len(beginning) <= self._max_streams
         return (beginning, others) if divides else None
+
+    def can_postpone(self, due: Sequence[Stream], num_movable: int, now_s: float) -> bool:
+        """Returns whether chunks may be decoded behind the next first frame of another stream.
+
+        Args:
+            due: Streams with a chunk that is due.
+            num_movable: Streams that can make a frame.
+            now_s: Clock time in seconds.
+        """
+        return num_movable < _MAX_MOVABLE and self._can_wait(due, now_s, num_movable + 1, 1)
+
+    def _can_wait(
+        self, streams: Sequence[Stream], now_s: float, num_movable: int, num_beginning: int
+    ) -> bool:
+        """Returns whether no deadline is missed if a step of those that begin comes first.
+
+        Args:
+            streams: Whose next chunks come after it.
+            now_s: Clock time in seconds.
+            num_movable: Streams that can make a frame, with those that begin.
+            num_beginning: Streams that begin to speak.
+        """
+        wait_s = self._margin_s(num_movable) + self.times.iteration_s(num_beginning)
+        return all(stream.deadline_s - now_s >= wait_s for stream in streams)
 
     def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
         """Returns the frames of a step: until the last chunk is due, or a deadline is near.

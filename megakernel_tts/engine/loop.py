@@ -4,10 +4,11 @@ One thread owns the backend, the vocoder and the state of every stream. An itera
 finished segments, swaps out a stream whose slot another one needs, feeds text, assigns slots to
 waiting streams and runs prefill chunks within a budget. It then chooses the size of each stream's
 next chunk, steps the streams that can move until their chunks are due or a playback deadline is
-near (`deadlines`), and starts to decode the chunks that are due. Streams join and leave between
-steps. A new session, a cancellation, or text for a stream that lacks it ends the step with the
-frame under way (`Interrupts`), and so does recognition on the same device, which then goes first
-(`DeviceArbiter`).
+near (`deadlines`), and starts to decode the chunks that are due. If a stream begins and they can
+wait, they are decoded behind its first chunk, before the next step of their own streams. Streams
+join and leave between steps. A new session, a cancellation, or text for a stream that lacks it ends
+the step with the frame under way (`Interrupts`), and so does recognition on the same device, which
+then goes first (`DeviceArbiter`).
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
@@ -17,9 +18,8 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
   could hide the delivery, or if few streams are open and one of them waits for its first chunk.
 
 A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
-not needed at once. Prompts of streams that get slots next are built beside a step, too.
-
-A slot is not assigned to another stream while its codes are being decoded (asserted in `Stream`).
+not needed at once. Prompts of streams that get slots next are built beside a step, too. A slot is
+not assigned to another stream while its codes are being decoded (asserted in `Stream`).
 """
 
 import time
@@ -55,8 +55,7 @@ class Loop:
         wakeup: Wakes the loop while it waits.
         interrupts: Ends steps early.
         pending_opens: Sessions that are being opened.
-        reader_wakeups: Wakes the readers of the sessions: when a batch has been delivered, before
-            the device's work, and at the end of an iteration.
+        reader_wakeups: Wakes the readers of the sessions.
         scheduler: Streams and slots.
         decoding: Codes in the codec.
         closed: Ends the loop; set by any thread.
@@ -160,7 +159,9 @@ class Loop:
         movable = self._plan_chunks()
         self._step_until_due(movable, others_wait=others_wait)
         self._end_device_work()  # a prefill without a step, or a step that failed
-        self.decoding.decode([stream for stream in scheduler.streams if stream.due])
+        due = [stream for stream in scheduler.streams if stream.due]
+        if not scheduler.postpones_chunks(due, movable, first_chunk=self.decoding.has_first_chunk):
+            self.decoding.decode(due)
         self._stepped = bool(movable)
         self._work.total_s = scheduler.clock() - begin_s
         scheduler.deadlines.times.add(self._work)
@@ -185,6 +186,10 @@ class Loop:
         """
         deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
         chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
+        if due := [stream for stream in chosen if stream.due]:  # they were postponed until now
+            self.decoding.decode(due)
+            movable, now_s = self._plan_chunks(), self.scheduler.clock()
+            chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
         num_frames = deadlines.num_frames(chosen, left_out, now_s)
         if others_wait:
             num_frames = min(num_frames, 1)
@@ -410,12 +415,11 @@ class Loop:
 
     def _begin_device_work(self) -> None:
         """Waits while another engine has short work for the device, and delivers meanwhile."""
-        if self._device_work.must_wait:
+        if must_wait := self._device_work.must_wait:
             self._beside_device_work()
-            self._device_work.begin()
+        self._device_work.begin()
+        if must_wait:
             self._pauses.restart()
-        else:
-            self._device_work.begin()
 
     def _end_device_work(self) -> None:
         self._device_work.end()

@@ -156,6 +156,26 @@ class Scheduler:
         """Whether a stream waits, and nothing has kept it from getting a slot."""
         return bool(self._free_slots and not self._slot_lacks_memory and self.waiting)
 
+    def postpones_chunks(
+        self, due: Sequence[Stream], movable: Sequence[Stream], *, first_chunk: bool
+    ) -> bool:
+        """Returns whether chunks that are due are decoded behind the first one of another stream.
+
+        While no slot is free, or memory is short, a stream may be swapped out, whose chunks must
+        have been decoded.
+
+        Args:
+            due: Streams with a chunk that is due.
+            movable: Streams that could make a frame before the last step.
+            first_chunk: Whether a first chunk is in the codec.
+        """
+        lacks_room = not self._free_slots or self._slot_lacks_memory or self._frame_lacks_memory
+        if lacks_room or not due or not movable:
+            return False
+        if not (first_chunk and self.few_open) and not self.waiting:
+            return False
+        return self.deadlines.can_postpone(due, len(movable), self.clock())
+
     @property
     def lacks_slot(self) -> bool:
         """Whether a stream waits for a slot that another has, or for its memory."""

@@ -1,6 +1,7 @@
 """Deadlines of playback: no schedule makes a stream late that the device could serve in time."""
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,10 +55,12 @@ class Run:
         num_slots: int,
         max_streams: int | None = None,
         policy: SchedulingPolicy | None = None,
+        max_pending_frames: int = sys.maxsize,
     ) -> None:
         self.backend = TimedBackend(device, num_slots, max_streams)
         self.backend.endless = True
         vocoder = TimedVocoder(loaded.engine.decoder, device)
+        vocoder.max_pending_frames = max_pending_frames
         self.rig = Rig(loaded, self.backend, len(arrivals), vocoder=vocoder, policy=policy)
         self.spoken: list[Spoken] = []
         self._device = device
@@ -149,7 +152,8 @@ def test_no_stream_misses_a_deadline_while_the_device_has_capacity(
         ),
         "arrivals",
     )
-    run = Run(load(), device, arrivals, num_slots, max_streams)
+    max_pending_frames = data.draw(st.sampled_from([sys.maxsize, 1]), "frames decoded early")
+    run = Run(load(), device, arrivals, num_slots, max_streams, None, max_pending_frames)
     run.check_codes()
     assert run.longest_gap_s(delay_s) == 0.0
 
