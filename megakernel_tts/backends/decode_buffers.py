@@ -1,8 +1,6 @@
 """The tensors that the decode kernels use, and the `Params` that hold their addresses."""
 
-import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
 from megakernel_tts.backends.memory import MAX_FRAMES
-from megakernel_tts.backends.prefill_batching import Batch
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
@@ -22,9 +19,7 @@ from megakernel_tts.kernels.structs import (
     Params,
     Phase,
     PhaseInterval,
-    PrefillBatch,
     StreamParams,
-    WidePrefillBatch,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
@@ -36,20 +31,6 @@ PHASE_INTERVALS = tuple(
     for interval in PhaseInterval
     if interval != PhaseInterval.NUM_PHASE_INTERVALS
 )
-
-
-class UploadedPrompts(NamedTuple):
-    """Prompts on the device.
-
-    Attributes:
-        data: The memory, which must live until the kernels have been launched.
-        vectors: Address of the vectors in it.
-        batches: Address of the batches in it.
-    """
-
-    data: Tensor
-    vectors: int
-    batches: int
 
 
 class DecodeBuffers:
@@ -301,32 +282,3 @@ class DecodeBuffers:
         """
         host = (StreamParams * len(streams))(*streams)
         return self.upload(torch.frombuffer(host, dtype=torch.uint8))
-
-    def upload_prompts(
-        self,
-        batches: Sequence[Batch],
-        packed: "ctypes.Array[PrefillBatch] | ctypes.Array[WidePrefillBatch]",
-    ) -> UploadedPrompts:
-        """Copies the vectors and the batches of a prefill to the device, in one piece.
-
-        Args:
-            batches: Of prompt tiles, bfloat16 on the host.
-            packed: The same batches as the kernels read them.
-        """
-        prompt_tiles = [tile for batch in batches for tile in batch.tiles]
-        num_vectors = sum(batch.num_columns for batch in batches)
-        hidden_size = prompt_tiles[0].prompt.shape[1]
-        row_bytes = hidden_size * torch.bfloat16.itemsize
-        vector_bytes, batch_bytes = num_vectors * row_bytes, ctypes.sizeof(packed)
-        num_rows = num_vectors + -(-batch_bytes // row_bytes)  # the batches are in the last rows
-        # Joined in pinned memory: one copy, and the host does not wait for the upload.
-        pinned = self._device.type == "cuda"
-        staged = torch.empty((num_rows, hidden_size), dtype=torch.bfloat16, pin_memory=pinned)
-        address = staged.data_ptr()
-        for tile in prompt_tiles:
-            tile_bytes = (tile.end - tile.begin) * row_bytes
-            ctypes.memmove(address, tile.prompt.data_ptr() + tile.begin * row_bytes, tile_bytes)
-            address += tile_bytes
-        ctypes.memmove(address, packed, batch_bytes)
-        data = staged.to(self._device, non_blocking=True)
-        return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + vector_bytes)

@@ -28,6 +28,7 @@ from megakernel_tts.backends.prefill_batching import (
     pack_wide_batches,
 )
 from megakernel_tts.backends.prefix_cache import PrefixCache
+from megakernel_tts.backends.prompt_uploads import PromptUploads
 from megakernel_tts.backends.protocol import (
     Frames,
     PendingCodes,
@@ -115,6 +116,8 @@ class Megakernel:
             captured_heads=captured_heads,
         )
         self._cache = PagedCache(self._buffers, info, max_positions)
+        hidden_size = config.talker.stack.hidden_size
+        self._prompt_uploads = PromptUploads(self._device, hidden_size, info.small_prefill_columns)
         self._text_uploads = TextUploads(self._buffers.text, self._buffers.upload)
         self._capture = ScoreCapture(self._buffers.scores)
         self._done = torch.cuda.Event() if self._device.type == "cuda" else None
@@ -249,12 +252,12 @@ class Megakernel:
         params.timeout_ns = _TIMEOUT_NS
         if len(wide) < len(narrow):
             wide_batches = pack_wide_batches(wide)
-            uploaded = buffers.upload_prompts(wide, wide_batches)
+            uploaded = self._prompt_uploads.upload(wide, wide_batches)
             params.prompt_vectors = uploaded.vectors
             kernels.prefill_wide(params, uploaded.batches, wide_batches, workspace, written)
         else:
             batches = pack_batches(narrow)
-            uploaded = buffers.upload_prompts(narrow, batches)
+            uploaded = self._prompt_uploads.upload(narrow, batches)
             params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
             end = max(chunk.end for chunk in chunks)
             kernels.prefill(params, batches, end, workspace, written)
@@ -312,6 +315,7 @@ class Megakernel:
                 if start == 0:
                     overlap()
                 self._wait(num_frames, report if num_frames > 1 else lambda: None)
+                self._prompt_uploads.reuse()
                 generated += self._collect(len(launched), num_frames)
                 scores += self._scores(launched, num_frames)
         except Exception:
