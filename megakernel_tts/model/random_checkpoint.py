@@ -146,11 +146,14 @@ def write_configs(folder: Path, model: dict[str, Any], codec: dict[str, Any]) ->
 
 
 def _small_vocabulary(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Tokens of the 256 bytes, of a few words and of the given words; the merges that form them."""
+    """Tokens of the 256 bytes, of the given words and of a few others; the merges that form them.
+
+    The merges of the given words come first, so that no other merge divides them.
+    """
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[str] = []
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for word in (*_MERGED_WORDS, *words):
+    for word in (*words, *_MERGED_WORDS):
         chars = byte_level.pre_tokenize_str(word)[0][0]
         for end in range(2, len(chars) + 1):
             if chars[:end] not in vocab:

@@ -40,8 +40,11 @@ _TALKER = _STACK | {
     "num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151936,
     "text_hidden_size": 2048,
 }  # fmt: skip
-# Words of the benchmark's text, each of which is one token of the released vocabulary.
-_WORDS = ("Hello", " it", " good", " hear")
+# Words of the benchmark's texts. Each is one token, as common words are of the released vocabulary.
+_WORDS = (
+    "Hello", " it", " is", " good", " to", " hear", " you", " It", " a", " fine", " day", " the",
+    " sun", " shining", " and", " we", " have", " all", " time", " need",
+)  # fmt: skip
 _CODEC = {
     "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536,
     "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,

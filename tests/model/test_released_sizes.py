@@ -1,5 +1,6 @@
-"""Parameter counts of the released sizes equal those of the public listings."""
+"""Random checkpoints of the released sizes: parameter counts of the public listings, and tokens."""
 
+import re
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -7,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from megakernel_common.checkpoint import leaves
+from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, TEXT
 from megakernel_tts.codec.weights import decoder_specs
+from megakernel_tts.model import random_released
 from megakernel_tts.model.config import read_codec_config, read_model_config
+from megakernel_tts.model.random_checkpoint import write_checkpoint
 from megakernel_tts.model.random_released import write_released_codec_config, write_released_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
+from megakernel_tts.text.tokenizer import TextTokenizer
 
 
 @pytest.mark.parametrize(
@@ -53,3 +58,11 @@ def test_codec_decoder_has_the_released_parameter_count(
     num_unused = 2 * 256 * 512
     assert len(specs) == 271 - 2
     assert sum(prod(spec.shape) for spec in specs) == 114_323_137 - num_unused
+
+
+@pytest.mark.parametrize("text", [TEXT, ARRIVALS_TEXT])
+def test_each_word_of_the_benchmarks_texts_is_one_token(tmp_path: Path, text: str) -> None:
+    """As of the released vocabulary, so that prompts of random weights are as long."""
+    write_checkpoint(tmp_path, words=random_released._WORDS)
+    tokenizer = TextTokenizer(tmp_path, 1 << 20)
+    assert len(tokenizer.encode(text)) == len(re.findall(r"\w+|[,.]", text))
