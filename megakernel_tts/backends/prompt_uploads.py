@@ -17,7 +17,8 @@ class UploadedPrompts(NamedTuple):
     """Prompts that the kernels can read.
 
     Attributes:
-        data: The memory, which must live until the kernels have been launched.
+        data: The memory: a copy, which must live until the kernels have been launched, or a part of
+            `PromptUploads`, which is not written again before `reuse`.
         vectors: Address of the vectors in it.
         batches: Address of the batches in it.
     """
@@ -46,13 +47,13 @@ class PromptUploads:
         self._device = device
         self._row_bytes = hidden_size * torch.bfloat16.itemsize
         self._max_read_columns = max_read_columns
-        # Two positions of a prompt may be in two batches.
-        block_bytes = max_read_columns * (self._row_bytes + ctypes.sizeof(PrefillBatch))
-        self._blocks = [self._allocate(block_bytes) for _ in range(_NUM_BLOCKS)]
+        self._block_bytes = max_read_columns * self._row_bytes + ctypes.sizeof(PrefillBatch)
+        self._blocks = [self._allocate(self._block_bytes) for _ in range(_NUM_BLOCKS)]
         self._num_used = 0  # blocks that the device may not have read yet
 
     def _allocate(self, num_bytes: int) -> Tensor:
-        pinned = self._device.type == "cuda"  # so that the host does not wait for a copy
+        # Pinned, so that kernels can read it, and that the host does not wait for a copy.
+        pinned = self._device.type == "cuda"
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
 
     def upload(
@@ -68,12 +69,14 @@ class PromptUploads:
         """
         num_columns = sum(batch.num_columns for batch in batches)
         vector_bytes, batch_bytes = num_columns * self._row_bytes, ctypes.sizeof(packed)
-        is_read = num_columns <= self._max_read_columns and self._num_used < _NUM_BLOCKS
+        num_bytes = vector_bytes + batch_bytes
+        fits = num_columns <= self._max_read_columns and num_bytes <= self._block_bytes
+        is_read = fits and self._num_used < _NUM_BLOCKS
         if is_read:
             staged = self._blocks[self._num_used]
             self._num_used += 1
         else:
-            staged = self._allocate(vector_bytes + batch_bytes)
+            staged = self._allocate(num_bytes)
         address = staged.data_ptr()
         for tile in (tile for batch in batches for tile in batch.tiles):
             begin = tile.prompt.data_ptr() + tile.begin * self._row_bytes
@@ -85,5 +88,8 @@ class PromptUploads:
         return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + vector_bytes)
 
     def reuse(self) -> None:
-        """Allows the memory to be written again: the device has run all prefills so far."""
+        """Allows the memory to be written again.
+
+        Only after a wait for a launch behind all prefills so far.
+        """
         self._num_used = 0

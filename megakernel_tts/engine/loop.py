@@ -5,10 +5,10 @@ finished segments, swaps out a stream whose slot another one needs, feeds text, 
 waiting streams and runs prefill chunks within a budget. It then chooses the size of each stream's
 next chunk, steps the streams that can move until their chunks are due or a playback deadline is
 near (`deadlines`), and starts to decode the chunks that are due. If a stream begins and they can
-wait, they are decoded behind its first chunk, before the next step of their own streams. Streams
-join and leave between steps. A new session, a cancellation, or text for a stream that lacks it ends
-the step with the frame under way (`Interrupts`), and so does recognition on the same device, which
-then goes first (`DeviceArbiter`).
+wait, they are decoded behind its first chunk, before the next step of other streams. Streams join
+and leave between steps. A new session, a cancellation, or text for a stream that lacks it ends the
+step with the frame under way (`Interrupts`), and so does recognition on the same device, which then
+goes first (`DeviceArbiter`).
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
@@ -159,7 +159,7 @@ class Loop:
         movable = self._plan_chunks()
         self._step_until_due(movable, others_wait=others_wait)
         self._end_device_work()  # a prefill without a step, or a step that failed
-        due = [stream for stream in scheduler.streams if stream.due]
+        due = scheduler.due
         if not scheduler.postpones_chunks(due, movable, first_chunk=self.decoding.has_first_chunk):
             self.decoding.decode(due)
         self._stepped = bool(movable)
@@ -186,7 +186,8 @@ class Loop:
         """
         deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
         chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
-        if due := [stream for stream in chosen if stream.due]:  # they were postponed until now
+        due = self.scheduler.due  # what was postponed waits for a step of first frames only
+        if due and not all(stream.begins_speech for stream in chosen):
             self.decoding.decode(due)
             movable, now_s = self._plan_chunks(), self.scheduler.clock()
             chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
@@ -294,9 +295,8 @@ class Loop:
             now_s = scheduler.clock()
             # A stream that lacks text, or is between two segments, may have audio that is played.
             speaks = any(s.segment is not None or s.deadline_s >= now_s for s in scheduler.streams)
-            budget = scheduler.deadlines.prefill_budget(
-                self._plan_chunks(), now_s, is_burst=not speaks
-            )
+            with_deadlines = [*self._plan_chunks(), *scheduler.due]
+            budget = scheduler.deadlines.prefill_budget(with_deadlines, now_s, is_burst=not speaks)
         num_built = sum(s.num_left_to_prefill for s in waiting if s.prompt is not None)
         max_positions = min(max(policy.first_prefill_positions, num_built), budget)
         swapped_in = False

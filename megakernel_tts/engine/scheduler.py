@@ -138,6 +138,11 @@ class Scheduler:
         """Streams that are to be ended, or whose segment is."""
         return [stream for stream in self.streams if stream.leaving]
 
+    @property
+    def due(self) -> list[Stream]:
+        """Streams with a chunk that is to be decoded now."""
+        return [stream for stream in self.streams if stream.due]
+
     def reserve_frames(self) -> list[Stream]:
         """Reserves memory for next frames; returns the streams that can make one and have it."""
         ready = [stream for stream in self.streams if stream.movable]
@@ -159,14 +164,14 @@ class Scheduler:
     def postpones_chunks(
         self, due: Sequence[Stream], movable: Sequence[Stream], *, first_chunk: bool
     ) -> bool:
-        """Returns whether chunks that are due are decoded behind the first one of another stream.
+        """Returns whether chunks that are due wait for the first chunk of another stream.
 
-        While no slot is free, or memory is short, a stream may be swapped out, whose chunks must
-        have been decoded.
+        So they do for a stream that returns to a slot. While no slot is free, or memory is short, a
+        stream may be swapped out, whose chunks must have been decoded.
 
         Args:
             due: Streams with a chunk that is due.
-            movable: Streams that could make a frame before the last step.
+            movable: Streams of which the last step was planned; without one no iteration follows.
             first_chunk: Whether a first chunk is in the codec.
         """
         lacks_room = not self._free_slots or self._slot_lacks_memory or self._frame_lacks_memory
