@@ -32,8 +32,8 @@ class PromptUploads:
     """Prompts of the next prefills.
 
     The rest of a short prompt behind a cached prefix is one or two columns. The kernels read them
-    from pinned memory, each thread block all of them, which takes the device less time than the
-    call for a copy takes the host. More columns are copied.
+    from pinned memory, so that the host makes no copy before it launches them. Each thread block
+    reads all columns, so more of them are copied.
     """
 
     def __init__(self, device: torch.device, hidden_size: int, max_read_columns: int) -> None:
