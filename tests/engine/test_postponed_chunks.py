@@ -156,7 +156,7 @@ def test_a_chunk_of_a_stream_that_makes_no_more_frames_waits_for_no_other_step(
     rig.engine.vocoder.max_pending_frames = 0
     rig.backend.gate.clear()
     other = rig.open(seed=1, first=1, largest=8, ahead=UNLIMITED, at_once=True)
-    ending = rig.open(seed=0, first=1, largest=1, ahead=UNLIMITED, max_frames=2, at_once=True)
+    short = rig.open(seed=0, first=1, largest=1, ahead=UNLIMITED, max_frames=2, at_once=True)
     begun = list[Session]()
     _before_frames(rig, monkeypatch, 1, [1], lambda: begun.append(_open(rig, seed=99)))
     made, decode = list[tuple[int, int]](), rig.engine.vocoder.decode
@@ -175,7 +175,7 @@ def test_a_chunk_of_a_stream_that_makes_no_more_frames_waits_for_no_other_step(
 
     monkeypatch.setattr(deadlines, "prefill_budget", record_streams)
     rig.resume()
-    assert [len(chunk.codes) for chunk in drain(ending)[0]] == [1, 1]
+    assert [len(chunk.codes) for chunk in drain(short)[0]] == [1, 1]
     frames = [count for slot, count in made if slot == 1]
     assert frames[1] == frames[0] + 1, "decoded in the order of the frames"
     assert {0, 1} in seeds, "its deadline limits the prefill"
