@@ -167,7 +167,7 @@ class DeadlineScheduler:
         postponed again and again, the device is too slow for its streams, and a small one is run.
 
         Args:
-            movable: Streams that can make a frame, or have a chunk that is due.
+            movable: Streams that can make a frame, or whose chunks wait for those that begin.
             now_s: Clock time in seconds.
             is_burst: Whether no stream speaks.
         """

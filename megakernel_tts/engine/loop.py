@@ -18,8 +18,9 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
   could hide the delivery, or if few streams are open and one of them waits for its first chunk.
 
 A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
-not needed at once. Prompts of streams that get slots next are built beside a step, too. A slot is
-not assigned to another stream while its codes are being decoded (asserted in `Stream`).
+not needed at once. Prompts of streams that get slots next are built beside a step, too.
+
+A slot is not assigned to another stream while its codes are being decoded (asserted in `Stream`).
 """
 
 import time
@@ -55,7 +56,8 @@ class Loop:
         wakeup: Wakes the loop while it waits.
         interrupts: Ends steps early.
         pending_opens: Sessions that are being opened.
-        reader_wakeups: Wakes the readers of the sessions.
+        reader_wakeups: Wakes the readers of the sessions: when a batch has been delivered, before
+            the device's work, and at the end of an iteration.
         scheduler: Streams and slots.
         decoding: Codes in the codec.
         closed: Ends the loop; set by any thread.
@@ -153,14 +155,15 @@ class Loop:
         # A stream that another thread cancels or opens after this check waits for an iteration.
         if not self.decoding.in_flight:
             self._end_segments()
-            self._swap_out_one()
+            if (stream := scheduler.choose_swap()) is not None:  # another needs its slot
+                self._isolate(stream, scheduler.swap_out)
         self._feed_or_finish()
         others_wait = self._admit()
         movable = self._plan_chunks()
         self._step_until_due(movable, others_wait=others_wait)
         self._end_device_work()  # a prefill without a step, or a step that failed
-        due = scheduler.due
-        if not scheduler.postpones_chunks(due, movable, first_chunk=self.decoding.has_first_chunk):
+        due = [stream for stream in scheduler.streams if stream.due]
+        if not scheduler.postpone_chunks(due, movable, first_chunk=self.decoding.has_first_chunk):
             self.decoding.decode(due)
         self._stepped = bool(movable)
         self._work.total_s = scheduler.clock() - begin_s
@@ -186,9 +189,9 @@ class Loop:
         """
         deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
         chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
-        due = self.scheduler.due  # what was postponed waits for a step of first frames only
-        if due and not all(stream.begins_speech for stream in chosen):
-            self.decoding.decode(due)
+        postponed = self.scheduler.postponed  # they wait for a step of first frames only
+        if postponed and not all(stream.begins_speech for stream in chosen):
+            self.decoding.decode(postponed)
             movable, now_s = self._plan_chunks(), self.scheduler.clock()
             chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
         num_frames = deadlines.num_frames(chosen, left_out, now_s)
@@ -255,11 +258,6 @@ class Loop:
             self.scheduler.release(stream)
             self.scheduler.requeue(stream)
 
-    def _swap_out_one(self) -> None:
-        """Swaps out the stream whose slot another needs, if there is one."""
-        if (stream := self.scheduler.choose_swap()) is not None:
-            self._isolate(stream, self.scheduler.swap_out)
-
     def _feed_or_finish(self) -> None:
         """Feeds the text that has arrived; finishes streams whose whole text was spoken."""
         for stream in self.scheduler.streams:
@@ -295,7 +293,7 @@ class Loop:
             now_s = scheduler.clock()
             # A stream that lacks text, or is between two segments, may have audio that is played.
             speaks = any(s.segment is not None or s.deadline_s >= now_s for s in scheduler.streams)
-            with_deadlines = [*self._plan_chunks(), *scheduler.due]
+            with_deadlines = [*self._plan_chunks(), *scheduler.postponed]
             budget = scheduler.deadlines.prefill_budget(with_deadlines, now_s, is_burst=not speaks)
         num_built = sum(s.num_left_to_prefill for s in waiting if s.prompt is not None)
         max_positions = min(max(policy.first_prefill_positions, num_built), budget)
@@ -415,11 +413,12 @@ class Loop:
 
     def _begin_device_work(self) -> None:
         """Waits while another engine has short work for the device, and delivers meanwhile."""
-        if must_wait := self._device_work.must_wait:
+        if self._device_work.must_wait:
             self._beside_device_work()
-        self._device_work.begin()
-        if must_wait:
+            self._device_work.begin()
             self._pauses.restart()
+        else:
+            self._device_work.begin()
 
     def _end_device_work(self) -> None:
         self._device_work.end()

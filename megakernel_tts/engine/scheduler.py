@@ -93,6 +93,7 @@ class Scheduler:
         # Whether memory was too small, when it was last requested: for the next frame of a stream
         # that speaks, or for the stream at the front of the queue.
         self._frame_lacks_memory = self._slot_lacks_memory = False
+        self._postponed: Sequence[Stream] = ()
 
     # --- streams ---
 
@@ -138,11 +139,6 @@ class Scheduler:
         """Streams that are to be ended, or whose segment is."""
         return [stream for stream in self.streams if stream.leaving]
 
-    @property
-    def due(self) -> list[Stream]:
-        """Streams with a chunk that is to be decoded now."""
-        return [stream for stream in self.streams if stream.due]
-
     def reserve_frames(self) -> list[Stream]:
         """Reserves memory for next frames; returns the streams that can make one and have it."""
         ready = [stream for stream in self.streams if stream.movable]
@@ -161,10 +157,10 @@ class Scheduler:
         """Whether a stream waits, and nothing has kept it from getting a slot."""
         return bool(self._free_slots and not self._slot_lacks_memory and self.waiting)
 
-    def postpones_chunks(
+    def postpone_chunks(
         self, due: Sequence[Stream], movable: Sequence[Stream], *, first_chunk: bool
     ) -> bool:
-        """Returns whether chunks that are due wait for the first chunk of another stream.
+        """Lets chunks that are due wait for the first chunk of another stream, if they can.
 
         So they do for a stream that returns to a slot. While no slot is free, or memory is short, a
         stream may be swapped out, whose chunks must have been decoded.
@@ -173,13 +169,25 @@ class Scheduler:
             due: Streams with a chunk that is due.
             movable: Streams of which the last step was planned; without one no iteration follows.
             first_chunk: Whether a first chunk is in the codec.
+
+        Returns:
+            Whether they wait.
         """
+        self._postponed = ()
         lacks_room = not self._free_slots or self._slot_lacks_memory or self._frame_lacks_memory
         if lacks_room or not due or not movable:
             return False
         if not (first_chunk and self.few_open) and not self.waiting:
             return False
-        return self.deadlines.can_postpone(due, len(movable), self.clock())
+        if not self.deadlines.can_postpone(due, len(movable), self.clock()):
+            return False
+        self._postponed = due
+        return True
+
+    @property
+    def postponed(self) -> list[Stream]:
+        """Streams whose chunks wait since the last iteration, and were not decoded meanwhile."""
+        return [stream for stream in self._postponed if stream.due]
 
     @property
     def lacks_slot(self) -> bool:

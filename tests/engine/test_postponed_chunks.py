@@ -230,10 +230,11 @@ def test_chunks_wait_only_if_an_iteration_follows_that_can_decode_them(
     } | changed  # fmt: skip
     deadlines = SimpleNamespace(can_postpone=lambda *_: state["can_postpone"])
     scheduler: Any = SimpleNamespace(**state, deadlines=deadlines, clock=lambda: 0.0)
-    postponed = Scheduler.postpones_chunks(
+    postponed = Scheduler.postpone_chunks(
         scheduler, state["due"], state["movable"], first_chunk=state["first_chunk"]
     )
     assert postponed is expected
+    assert scheduler._postponed == (state["due"] if expected else ())
 
 
 def test_chunks_wait_if_no_deadline_comes_before_three_iterations_and_the_delivery() -> None:
