@@ -107,6 +107,17 @@ class Chunking:
         if self._num_late < _MAX_LATE and self._policy.first < self._policy.largest:
             self.size = min(self.size, max(1, num_pending - self._num_lookahead))
 
+    def round_up(self, num_pending: int, num_frames: int, *, first: bool) -> None:
+        """Makes the next chunk due after a multiple of so many frames, if the policy allows it.
+
+        Args:
+            num_pending: Frames that are pending.
+            num_frames: Frames of each of the next steps.
+            first: Whether it is the stream's first chunk.
+        """
+        num_added = (num_pending - self.num_required(first=first)) % num_frames
+        self.size = min(self.size + num_added, self._policy.largest)
+
     def num_required(self, *, first: bool) -> int:
         """Returns the pending frames at which the next chunk is due.
 

@@ -12,8 +12,10 @@ from megakernel_tts.engine.work_times import WorkTimes
 
 _MARGIN = 2  # iterations before a chunk must be delivered at which its stream is urgent
 _MAX_MOVABLE = 24  # streams that can make a frame, while first frames get steps of their own
+_MAX_SINGLE_FRAMES = 36  # streams that can make a frame, of which each step may have one frame
 _MAX_POSTPONED = 8  # times in succession that prefills are postponed
 _FORCED_BUDGET = 16  # positions of a prefill that was postponed so often
+_NO_DEADLINE = 1 << 30  # frames
 _MIN_POSITION_S = 1e-9  # avoids a division by zero where a clock stands still
 
 
@@ -110,35 +112,57 @@ class DeadlineScheduler:
         wait_s = self._margin_s(num_movable) + self.times.iteration_s(num_beginning)
         return all(stream.deadline_s - now_s >= wait_s for stream in streams)
 
+    def shared_frames(self, num_movable: int) -> int:
+        """Returns the frames of a step before which no new session ends it.
+
+        Prompts, codec and host take time in every iteration, however many frames it has. If new
+        sessions limited each step to one frame, many streams would make fewer frames than are
+        played, and their number would grow.
+
+        Args:
+            num_movable: Streams that can make a frame.
+        """
+        if num_movable <= _MAX_SINGLE_FRAMES:
+            return 1
+        return 2 if num_movable <= self._max_streams else 3
+
     def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
         """Returns the frames of a step: until the last chunk is due, or a deadline is near.
 
         Chunks that are due earlier wait for it, so that streams with chunks of one size are decoded
-        together whenever they began. A late stream does not wait, and none until a second chunk.
+        together whenever they began. A late stream does not wait, and none until a second chunk. If
+        many streams can make a frame, chunks that are due within a shared step wait for its end.
 
         Args:
             chosen: Streams of the step, whose chunks are planned.
             left_out: Streams that can make a frame and are not among them.
             now_s: Clock time in seconds.
         """
+        shared_frames = self.shared_frames(len(chosen) + len(left_out))
+        most_frames = self._frames_to_deadline(chosen, left_out, now_s)
+        if 1 < shared_frames <= most_frames:
+            for stream in chosen:
+                stream.round_up_chunk(shared_frames)
         ranges = [stream.step_range() for stream in chosen]
-        deadlines_s = [stream.deadline_s for stream in chosen]
         limits = [
-            least if deadline_s < now_s else most
-            for deadline_s, (least, most) in zip(deadlines_s, ranges, strict=True)
+            least if stream.deadline_s < now_s else most
+            for stream, (least, most) in zip(chosen, ranges, strict=True)
         ]
         num_frames = min([max((least for least, _ in ranges), default=0), *limits])
-        deadlines_s += [stream.deadline_s for stream in left_out]
-        if any(deadline_s < now_s for deadline_s in deadlines_s[len(chosen) :]):
-            return min(num_frames, 1)
+        if any(stream.deadline_s < now_s for stream in left_out):
+            num_frames = min(num_frames, shared_frames)
+        return min(num_frames, most_frames)
+
+    def _frames_to_deadline(
+        self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float
+    ) -> int:
+        """Returns the frames that the streams of a step can make before a deadline is near."""
         frame_s = self.times.frame_s(len(chosen))
-        if not frame_s:
-            return num_frames
-        slacks_s = [deadline_s - now_s for deadline_s in deadlines_s if deadline_s >= now_s]
-        if not slacks_s:
-            return num_frames
-        margin_s = self._margin_s(len(chosen))
-        return min(num_frames, max(1, int((min(slacks_s) - margin_s) / frame_s)))
+        slacks_s = [stream.deadline_s - now_s for stream in (*chosen, *left_out)]
+        slack_s = min((slack_s for slack_s in slacks_s if slack_s >= 0), default=None)
+        if not frame_s or slack_s is None:
+            return _NO_DEADLINE
+        return max(1, int((slack_s - self._margin_s(len(chosen))) / frame_s))
 
     def shorten_chunks(self, chosen: Sequence[Stream], num_frames: int, now_s: float) -> None:
         """Makes the chunks of a step due after it that would be late after another one.

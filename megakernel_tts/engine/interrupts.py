@@ -11,6 +11,9 @@ class Interrupts:
     """Interrupts the backend's steps. `interrupt` and `note_opened` are for any thread.
 
     They take no lock. The flags are set before the backend is interrupted.
+
+    Attributes:
+        opened_wait: Whether sessions that are opened wait for the whole of the next step.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -19,6 +22,7 @@ class Interrupts:
         Args:
             backend: Makes the steps.
         """
+        self.opened_wait = False
         self._backend = backend
         self._interrupted = self._session_opened = False
 
@@ -28,16 +32,17 @@ class Interrupts:
         self._backend.interrupt()
 
     def note_opened(self) -> None:
-        """As `interrupt`, unless the loop reads the queue of streams before the next step.
+        """As `interrupt`, unless `opened_wait`, or the loop reads the streams before the next step.
 
         Only for a session that waits for a slot: the queue has no others.
         """
         self._session_opened = True
-        self._backend.interrupt()
+        if not self.opened_wait:
+            self._backend.interrupt()
 
     def clear(self) -> None:
         """Ends the effect of all interruptions, before the loop looks at everything."""
-        self._interrupted = self._session_opened = False
+        self._interrupted = self._session_opened = self.opened_wait = False
         self._backend.clear_interrupt()
 
     def note_reading(self) -> None:
@@ -45,9 +50,13 @@ class Interrupts:
         self._session_opened = False
 
     def drop_opened(self) -> None:
-        """Lets the next step be long if only streams that were read would shorten it."""
-        if self._interrupted or self._session_opened:
+        """Lets the next step be long if only sessions that were read, or wait, would shorten it."""
+        if self._ends_step:
             return
         self._backend.clear_interrupt()
-        if self._interrupted or self._session_opened:  # meanwhile: the backend's flag was cleared
+        if self._ends_step:  # meanwhile: the backend's flag was cleared
             self._backend.interrupt()
+
+    @property
+    def _ends_step(self) -> bool:
+        return self._interrupted or (self._session_opened and not self.opened_wait)

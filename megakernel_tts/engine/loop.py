@@ -195,11 +195,12 @@ class Loop:
             movable, now_s = self._plan_chunks(), self.scheduler.clock()
             chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
         num_frames = deadlines.num_frames(chosen, left_out, now_s)
-        if others_wait:
-            num_frames = min(num_frames, 1)
+        shared_frames = deadlines.shared_frames(len(movable))
+        num_frames = min(num_frames, shared_frames) if others_wait else num_frames
         deadlines.shorten_chunks(chosen, num_frames, now_s)
         self._work.num_streams = len(chosen)
         self._work.only_first_frames = bool(left_out) and all(s.begins_speech for s in chosen)
+        self.interrupts.opened_wait = num_frames <= shared_frames
         self._work.num_frames = self._step(chosen, num_frames)
         self._work.step_s = self.scheduler.clock() - now_s
 
@@ -387,8 +388,8 @@ class Loop:
         self._begin_device_work()
         try:
             slots = [stream.active_slot for stream in moving]
-            if not self.scheduler.lacks_slot:  # a swap is chosen at the start of an iteration
-                self.interrupts.drop_opened()
+            if self.interrupts.opened_wait or not self.scheduler.lacks_slot:
+                self.interrupts.drop_opened()  # else a swap is chosen at the iteration's start
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
         except DeviceError as error:
             self.decoding.confirm_early(step_failed=True)
