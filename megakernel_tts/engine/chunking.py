@@ -52,6 +52,7 @@ class Chunking:
         self.played_until_s = -math.inf
         self._frame_s = 0.0
         self._num_late = 0  # in succession
+        self._num_rounded = 0  # frames that rounding has added to the next chunk
 
     def plan(self, now_s: float, num_out: int, num_pending: int) -> None:
         """Sets the size of the next chunk, if the one before it was completed.
@@ -66,6 +67,7 @@ class Chunking:
             self._last_out_s = now_s
         if num_new <= 0:
             return
+        self._num_rounded = 0
         frame_s, self._last_out_s = (now_s - self._last_out_s) / num_new, now_s
         self._frame_s = max(frame_s, (self._frame_s + frame_s) / 2)
         is_late = -math.inf < self.played_until_s < now_s
@@ -92,7 +94,7 @@ class Chunking:
             self.played_until_s = max(self.played_until_s, out_s) + num_new * self._playback_s
         self._last_out_s = now_s
         if self.played_until_s < now_s:
-            self.size, self._num_late = self._policy.first, 0
+            self.size, self._num_late, self._num_rounded = self._policy.first, 0, 0
             self.played_until_s = -math.inf
 
     def shorten(self, num_pending: int) -> None:
@@ -110,13 +112,17 @@ class Chunking:
     def round_up(self, num_pending: int, num_frames: int, *, first: bool) -> None:
         """Makes the next chunk due after a multiple of so many frames, if the policy allows it.
 
+        A chunk grows by less than `num_frames` in all, even if steps end early again and again.
+
         Args:
             num_pending: Frames that are pending.
             num_frames: Frames of each of the next steps.
             first: Whether it is the stream's first chunk.
         """
         num_added = (num_pending - self.num_required(first=first)) % num_frames
-        self.size = min(self.size + num_added, self._policy.largest)
+        if self._num_rounded + num_added < num_frames:
+            size, self.size = self.size, min(self.size + num_added, self._policy.largest)
+            self._num_rounded += self.size - size
 
     def num_required(self, *, first: bool) -> int:
         """Returns the pending frames at which the next chunk is due.

@@ -113,7 +113,7 @@ class DeadlineScheduler:
         return all(stream.deadline_s - now_s >= wait_s for stream in streams)
 
     def shared_frames(self, num_movable: int) -> int:
-        """Returns the frames of a step before which no new session ends it.
+        """Returns the most frames of a step that no new session ends.
 
         Prompts, codec and host take time in every iteration, however many frames it has. If new
         sessions limited each step to one frame, many streams would make fewer frames than are
@@ -140,9 +140,9 @@ class DeadlineScheduler:
         """
         shared_frames = self.shared_frames(len(chosen) + len(left_out))
         most_frames = self._frames_to_deadline(chosen, left_out, now_s)
-        if 1 < shared_frames <= most_frames:
+        if (least_frames := min(shared_frames, most_frames)) > 1:
             for stream in chosen:
-                stream.round_up_chunk(shared_frames)
+                stream.round_up_chunk(least_frames)
         ranges = [stream.step_range() for stream in chosen]
         limits = [
             least if stream.deadline_s < now_s else most

@@ -179,8 +179,14 @@ class Engine:
             )
 
     def _on_text(self, stream: Stream) -> None:
-        """Wakes the loop; interrupts the step under way only if the stream lacks text."""
-        if stream.starved:
+        """Wakes the loop; interrupts the step under way only if the stream lacks text.
+
+        The first text of a session is treated as that of a session opened with its text.
+        """
+        if stream.segment is None and stream.waiting:
+            self._loop.interrupts.note_opened()
+            self._loop.wakeup.set()
+        elif stream.starved:
             self._loop.interrupt()
         else:
             self._loop.wakeup.set()

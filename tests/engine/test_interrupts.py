@@ -40,6 +40,23 @@ def test_other_interruptions_stay_until_an_iteration_begins() -> None:
     assert not backend.interrupted, "the earlier interruption has no effect any more"
 
 
+def test_sessions_that_wait_for_a_step_do_not_end_it() -> None:
+    backend = ScriptedBackend(num_slots=1)
+    interrupts = Interrupts(backend)
+    interrupts.note_opened()
+    interrupts.opened_wait = True
+    interrupts.drop_opened()
+    assert not backend.interrupted, "it was opened before the step"
+    interrupts.note_opened()
+    assert not backend.interrupted, "it was opened during the step"
+    interrupts.interrupt()
+    interrupts.drop_opened()
+    assert backend.interrupted
+    interrupts.clear()
+    interrupts.note_opened()
+    assert backend.interrupted, "the next step may be long"
+
+
 @pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.note_opened])
 def test_an_event_while_sessions_are_dropped_interrupts(
     event: Callable[[Interrupts], None], monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ class Device:
         jitter: By which share each of these may be longer or shorter.
         stream_s: Time that each stream adds to a frame.
         position_s: Time of a position of a prompt.
+        step_s: Time of a step, beside that of its frames.
         on_work: Called after the clock was advanced.
     """
 
@@ -35,10 +36,11 @@ class Device:
         jitter: float = 0.0,
         stream_s: float = 0.0,
         position_s: float = 0.0,
+        step_s: float = 0.0,
     ) -> None:
         self.clock = ManualClock()
         self.frame_s, self.call_s, self.decode_s, self.jitter = frame_s, call_s, decode_s, jitter
-        self.stream_s, self.position_s = stream_s, position_s
+        self.stream_s, self.position_s, self.step_s = stream_s, position_s, step_s
         self.on_work: Callable[[], object] = lambda: None
         self._rng = random.Random(0)
 
@@ -74,6 +76,7 @@ class TimedBackend(ScriptedBackend):
     ) -> list[Frames]:
         assert len(slots) <= self.max_streams
         self._num_moving = len(slots)
+        self._device.work(self._device.step_s)
         return super().step(slots, num_frames, overlap, on_last_frame)
 
     def _pass_gate(self) -> None:

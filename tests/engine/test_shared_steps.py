@@ -1,0 +1,97 @@
+"""While many streams can make a frame, new sessions do not end each step with one frame."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megakernel_tts import Session
+from megakernel_tts.engine import deadlines
+from megakernel_tts.engine.chunking import Chunking
+from megakernel_tts.engine.deadlines import DeadlineScheduler
+from megakernel_tts.loader import LoadedModel
+from megakernel_tts.session import ChunkPolicy
+from tests.engine.test_deadlines import DELIVERY_S, Arrival, Run
+from tests.engine.timed import Device
+from tests.rig import UNLIMITED, MakeRig
+
+_SIZES = st.integers(1, 8)
+
+
+@given(_SIZES, _SIZES, st.integers(0, 3), st.integers(0, 8), st.integers(2, 3), st.booleans())
+def test_a_chunk_is_rounded_up_by_less_than_a_step(
+    first: int, largest: int, num_lookahead: int, num_pending: int, num_frames: int, is_first: bool
+) -> None:
+    largest = max(first, largest)
+    chunking = Chunking(ChunkPolicy(first, largest, ahead=100), num_lookahead)
+    chunking.round_up(num_pending, num_frames, first=is_first)
+    assert first <= (size := chunking.size) <= min(first + num_frames - 1, largest)
+    missing = chunking.num_required(first=is_first) - num_pending
+    assert missing % num_frames == 0 or size == largest
+    for num_made in range(10):  # steps that end with one frame
+        chunking.round_up(num_pending + num_made, num_frames, first=is_first)
+    assert chunking.size <= first + num_frames - 1
+
+
+def test_frames_of_a_shared_step() -> None:
+    scheduler = DeadlineScheduler(64, prefill_budget=128, burst_budget=1024, delivery_s=DELIVERY_S)
+    assert [scheduler.shared_frames(n) for n in (1, 36, 37, 64, 65)] == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(("num_speaking", "num_made"), [(37, 2), (20, 1)])
+def test_a_new_session_ends_no_shared_step(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, num_speaking: int, num_made: int
+) -> None:
+    """It is opened during the first frame of a step."""
+    rig = make_rig(num_speaking + 1)
+    rig.backend.endless = True
+
+    def begin(seed: int) -> Session:
+        return rig.open(seed=seed, first=2, largest=2, ahead=UNLIMITED, at_once=True)
+
+    sessions = [begin(seed) for seed in range(num_speaking)]
+    rig.backend.wait_until(lambda: num_speaking in rig.backend.batch_sizes)
+    rig.hold()
+    step, made = rig.backend.step, list[int]()
+
+    def open_during_step(slots: Sequence[int], num_frames: int, *arguments: Any) -> object:
+        if len(slots) != num_speaking or num_frames < 2 or made:
+            return step(slots, num_frames, *arguments)
+        before = len(rig.backend.batch_sizes)
+        sessions.append(begin(num_speaking))
+        result = step(slots, num_frames, *arguments)
+        made.append(len(rig.backend.batch_sizes) - before)
+        return result
+
+    monkeypatch.setattr(rig.backend, "step", open_during_step)
+    rig.resume()
+    rig.backend.wait_until(lambda: bool(made))
+    for session in sessions:
+        session.cancel()
+    assert made == [num_made]
+
+
+def longest_wait_s(loaded: LoadedModel, seed: int) -> float:
+    """The longest time to a first chunk of 300 streams that arrive at random, 100 per second."""
+    rng, time_s, arrivals = random.Random(seed), 0.0, list[Arrival]()
+    while len(arrivals) < 300:
+        time_s += rng.expovariate(100)
+        arrivals.append(Arrival(time_s, 50, "streaming"))
+    device = Device(0.0016, stream_s=6e-5, step_s=0.012)
+    run = Run(loaded, device, arrivals, num_slots=192, max_streams=64)
+    run.check_codes()
+    assert run.longest_gap_s(DELIVERY_S) == 0.0
+    return max(spoken.chunks[0][0] - spoken.opened_s for spoken in run.spoken)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_engine_keeps_up_with_a_rate_that_single_frames_do_not_reach(
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Steps of one frame make 64 / (12 + 5.4 ms) = 3,670 frames per second; 5,000 are played."""
+    shared_s = longest_wait_s(load(), seed)
+    monkeypatch.setattr(deadlines, "_MAX_SINGLE_FRAMES", 192)
+    assert shared_s < 0.1 < longest_wait_s(load(), seed)
