@@ -131,7 +131,7 @@ class DeadlineScheduler:
 
         Chunks that are due earlier wait for it, so that streams with chunks of one size are decoded
         together whenever they began. A late stream does not wait, and none until a second chunk. If
-        many streams can make a frame, chunks that are due within a shared step wait for its end.
+        many streams can make a frame, chunks are first rounded up to whole shared steps.
 
         Args:
             chosen: Streams of the step, whose chunks are planned.

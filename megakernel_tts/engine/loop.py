@@ -8,7 +8,7 @@ near (`deadlines`), and starts to decode the chunks that are due. If a stream be
 wait, they are decoded behind its first chunk, before the next step of other streams. Streams join
 and leave between steps. A new session, a cancellation, or text for a stream that lacks it ends the
 step with the frame under way (`Interrupts`), and so does recognition on the same device, which then
-goes first (`DeviceArbiter`).
+goes first (`DeviceArbiter`). While many streams can make a frame, a session waits for short steps.
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
