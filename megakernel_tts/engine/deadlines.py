@@ -126,7 +126,14 @@ class DeadlineScheduler:
             return 1
         return 2 if num_movable <= self._max_streams else 3
 
-    def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
+    def plan_step(
+        self,
+        chosen: Sequence[Stream],
+        left_out: Sequence[Stream],
+        now_s: float,
+        *,
+        others_wait: bool,
+    ) -> int:
         """Returns the frames of a step: until the last chunk is due, or a deadline is near.
 
         Chunks that are due earlier wait for it, so that streams with chunks of one size are decoded
@@ -137,6 +144,7 @@ class DeadlineScheduler:
             chosen: Streams of the step, whose chunks are planned.
             left_out: Streams that can make a frame and are not among them.
             now_s: Clock time in seconds.
+            others_wait: Whether prompts are left for the next iteration.
         """
         shared_frames = self.shared_frames(len(chosen) + len(left_out))
         most_frames = self._frames_to_deadline(chosen, left_out, now_s)
@@ -149,7 +157,7 @@ class DeadlineScheduler:
             for stream, (least, most) in zip(chosen, ranges, strict=True)
         ]
         num_frames = min([max((least for least, _ in ranges), default=0), *limits])
-        if any(stream.deadline_s < now_s for stream in left_out):
+        if others_wait or any(stream.deadline_s < now_s for stream in left_out):
             num_frames = min(num_frames, shared_frames)
         return min(num_frames, most_frames)
 

@@ -194,13 +194,11 @@ class Loop:
             self.decoding.decode(postponed)
             movable, now_s = self._plan_chunks(), self.scheduler.clock()
             chosen, left_out = deadlines.choose(movable, now_s, others_wait=others_wait)
-        num_frames = deadlines.num_frames(chosen, left_out, now_s)
-        shared_frames = deadlines.shared_frames(len(movable))
-        num_frames = min(num_frames, shared_frames) if others_wait else num_frames
+        num_frames = deadlines.plan_step(chosen, left_out, now_s, others_wait=others_wait)
         deadlines.shorten_chunks(chosen, num_frames, now_s)
         self._work.num_streams = len(chosen)
         self._work.only_first_frames = bool(left_out) and all(s.begins_speech for s in chosen)
-        self.interrupts.opened_wait = num_frames <= shared_frames
+        self.interrupts.opened_wait = num_frames <= deadlines.shared_frames(len(movable))
         self._work.num_frames = self._step(chosen, num_frames)
         self._work.step_s = self.scheduler.clock() - now_s
 
@@ -388,8 +386,9 @@ class Loop:
         self._begin_device_work()
         try:
             slots = [stream.active_slot for stream in moving]
+            # A long step without a free slot ends early: the next iteration may choose a swap.
             if self.interrupts.opened_wait or not self.scheduler.lacks_slot:
-                self.interrupts.drop_opened()  # else a swap is chosen at the iteration's start
+                self.interrupts.drop_opened()
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
         except DeviceError as error:
             self.decoding.confirm_early(step_failed=True)
