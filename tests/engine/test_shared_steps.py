@@ -12,6 +12,7 @@ from megakernel_tts import Session
 from megakernel_tts.engine import deadlines
 from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.engine.deadlines import DeadlineScheduler
+from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import ChunkPolicy
 from tests.engine.test_deadlines import DELIVERY_S, Arrival, Run
@@ -39,6 +40,51 @@ def test_a_chunk_is_rounded_up_by_less_than_a_step(
 def test_frames_of_a_shared_step() -> None:
     scheduler = DeadlineScheduler(64, prefill_budget=128, burst_budget=1024, delivery_s=DELIVERY_S)
     assert [scheduler.shared_frames(n) for n in (1, 36, 37, 64, 65)] == [1, 1, 2, 2, 3]
+
+
+class _Planned:
+    """A stream with chunks of eight frames, as far as a step is planned by it."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.rounded_to: list[int] = []
+
+    def step_range(self) -> tuple[int, int]:
+        return 8, 8
+
+    def round_up_chunk(self, num_frames: int) -> None:
+        self.rounded_to.append(num_frames)
+
+
+@pytest.mark.parametrize(
+    ("num_chosen", "left_out_until_s", "others_wait", "deadline_s", "num_frames", "rounded_to"),
+    [
+        (1, 9.0, False, 9.0, 8, []),
+        (1, 9.0, True, 9.0, 1, []),
+        (1, -1.0, False, 9.0, 1, []),
+        (36, 9.0, False, 9.0, 8, [2]),
+        (36, 9.0, True, 9.0, 2, [2]),
+        (36, -1.0, False, 9.0, 2, [2]),
+        (64, -1.0, False, 9.0, 3, [3]),
+        (36, 9.0, False, 0.046, 2, [2]),
+        (36, 9.0, True, 0.035, 1, []),
+    ],
+)
+def test_what_limits_a_step(
+    num_chosen: int,
+    left_out_until_s: float,
+    others_wait: bool,
+    deadline_s: float,
+    num_frames: int,
+    rounded_to: list[int],
+) -> None:
+    """A frame takes 10 ms, one stream is left out, and chunks are due 25 ms before deadlines."""
+    scheduler = DeadlineScheduler(64, prefill_budget=128, burst_budget=1024, delivery_s=0.005)
+    scheduler.times.add(IterationWork(0, 64, 1, 0.01, 0.01))
+    chosen: list[Any] = [_Planned(deadline_s) for _ in range(num_chosen)]
+    left_out: list[Any] = [_Planned(left_out_until_s)]
+    assert scheduler.plan_step(chosen, left_out, 0.0, others_wait=others_wait) == num_frames
+    assert all(stream.rounded_to == rounded_to for stream in chosen)
 
 
 @pytest.mark.parametrize(("num_speaking", "num_made"), [(37, 2), (20, 1)])
