@@ -83,7 +83,8 @@ class ChunkPolicy:
     `first` equals `largest`, sizes do not depend on the speed.
 
     Attributes:
-        first: Frames of the first chunk; 1 has the lowest latency.
+        first: Frames of the first chunk; 1 has the lowest latency. An odd number may grow by one,
+            up to `largest`, while more than 36 streams make frames.
         largest: Frames of a chunk at most; larger chunks cost less to decode.
         ahead: Unread frames at which the stream pauses until some are read.
     """

@@ -22,8 +22,9 @@ class Chunking:
     is then doubled, since larger chunks cost less per frame. If the audio was played while text was
     missing, sizes begin with the first one again.
 
-    A chunk is cut short if its audio would otherwise be late; see `shorten`. Sizes are equal,
-    whatever the speed, if the policy has one size.
+    A chunk is cut short if its audio would otherwise be late; see `shorten`. The first one may be
+    larger by a frame if many streams share steps; see `round_up_first`. Sizes are equal, whatever
+    the speed, if the policy has one size.
 
     A chunk of n frames is due once n + lookahead frames are pending, so that the words that begin
     in it are known. The stream's first chunk does not wait for the lookahead: no word but the
@@ -52,7 +53,6 @@ class Chunking:
         self.played_until_s = -math.inf
         self._frame_s = 0.0
         self._num_late = 0  # in succession
-        self._num_rounded = 0  # frames that rounding has added to the next chunk
 
     def plan(self, now_s: float, num_out: int, num_pending: int) -> None:
         """Sets the size of the next chunk, if the one before it was completed.
@@ -67,7 +67,6 @@ class Chunking:
             self._last_out_s = now_s
         if num_new <= 0:
             return
-        self._num_rounded = 0
         frame_s, self._last_out_s = (now_s - self._last_out_s) / num_new, now_s
         self._frame_s = max(frame_s, (self._frame_s + frame_s) / 2)
         is_late = -math.inf < self.played_until_s < now_s
@@ -94,7 +93,7 @@ class Chunking:
             self.played_until_s = max(self.played_until_s, out_s) + num_new * self._playback_s
         self._last_out_s = now_s
         if self.played_until_s < now_s:
-            self.size, self._num_late, self._num_rounded = self._policy.first, 0, 0
+            self.size, self._num_late = self._policy.first, 0
             self.played_until_s = -math.inf
 
     def shorten(self, num_pending: int) -> None:
@@ -109,20 +108,18 @@ class Chunking:
         if self._num_late < _MAX_LATE and self._policy.first < self._policy.largest:
             self.size = min(self.size, max(1, num_pending - self._num_lookahead))
 
-    def round_up(self, num_pending: int, num_frames: int, *, first: bool) -> None:
-        """Makes the next chunk due after a multiple of so many frames, if the policy allows it.
+    def round_up_first(self, num_pending: int, multiple: int) -> None:
+        """Makes the first chunk due after a multiple of so many frames, if the policy allows it.
 
-        A chunk grows by less than `num_frames` in all, even if steps end early again and again.
+        It grows by less than `multiple` in all, even if steps end early again and again.
 
         Args:
             num_pending: Frames that are pending.
-            num_frames: Frames of each of the next steps.
-            first: Whether it is the stream's first chunk.
+            multiple: Frames of each of the next steps.
         """
-        num_added = (num_pending - self.num_required(first=first)) % num_frames
-        if self._num_rounded + num_added < num_frames:
-            size, self.size = self.size, min(self.size + num_added, self._policy.largest)
-            self._num_rounded += self.size - size
+        size = self.size + (num_pending - self.num_required(first=True)) % multiple
+        if size < self._policy.first + multiple:
+            self.size = min(size, self._policy.largest)
 
     def num_required(self, *, first: bool) -> int:
         """Returns the pending frames at which the next chunk is due.

@@ -12,7 +12,7 @@ from megakernel_tts.engine.work_times import WorkTimes
 
 _MARGIN = 2  # iterations before a chunk must be delivered at which its stream is urgent
 _MAX_MOVABLE = 24  # streams that can make a frame, while first frames get steps of their own
-_MAX_SINGLE_FRAMES = 36  # streams that can make a frame, of which each step may have one frame
+_MAX_UNSHARED = 36  # streams that can make a frame, while new sessions end a step after a frame
 _MAX_POSTPONED = 8  # times in succession that prefills are postponed
 _FORCED_BUDGET = 16  # positions of a prefill that was postponed so often
 _NO_DEADLINE = 1 << 30  # frames
@@ -113,7 +113,7 @@ class DeadlineScheduler:
         return all(stream.deadline_s - now_s >= wait_s for stream in streams)
 
     def shared_frames(self, num_movable: int) -> int:
-        """Returns the most frames of a step that no new session ends.
+        """Returns the frames of a shared step: one that no new or cancelled session ends.
 
         Prompts, codec and host take time in every iteration, however many frames it has. If new
         sessions limited each step to one frame, many streams would make fewer frames than are
@@ -122,9 +122,7 @@ class DeadlineScheduler:
         Args:
             num_movable: Streams that can make a frame.
         """
-        if num_movable <= _MAX_SINGLE_FRAMES:
-            return 1
-        return 2 if num_movable <= self._max_streams else 3
+        return 1 if num_movable <= _MAX_UNSHARED else 2
 
     def plan_step(
         self,
@@ -138,7 +136,7 @@ class DeadlineScheduler:
 
         Chunks that are due earlier wait for it, so that streams with chunks of one size are decoded
         together whenever they began. A late stream does not wait, and none until a second chunk. If
-        many streams can make a frame, chunks are first rounded up to whole shared steps.
+        many streams can make a frame, first chunks are rounded up to whole shared steps before.
 
         Args:
             chosen: Streams of the step, whose chunks are planned.
@@ -148,9 +146,9 @@ class DeadlineScheduler:
         """
         shared_frames = self.shared_frames(len(chosen) + len(left_out))
         most_frames = self._frames_to_deadline(chosen, left_out, now_s)
-        if (least_frames := min(shared_frames, most_frames)) > 1:
+        if (multiple := min(shared_frames, most_frames)) > 1:
             for stream in chosen:
-                stream.round_up_chunk(least_frames)
+                stream.round_up_first_chunk(multiple)
         ranges = [stream.step_range() for stream in chosen]
         limits = [
             least if stream.deadline_s < now_s else most

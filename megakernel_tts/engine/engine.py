@@ -137,19 +137,19 @@ class Engine:
         )
         # The queue refers to the loop only: a reference to the engine would keep it alive.
         events = EventQueue(
-            self._loop.wakeup.set, self._loop.interrupt, scheduler.clock, self._loop.reader_wakeups
+            self._loop.wakeup.set,
+            self._loop.interrupts.note_cancelled,
+            scheduler.clock,
+            self._loop.reader_wakeups,
         )
         stream = Stream(request, text_queue, events, self.vocoder.sample_rate)
         with text_queue.lock:
-            idle, waiting = text_queue.idle, text_queue.front() is not None
+            idle = text_queue.idle
         with scheduler.lock:
             self._check_open()
             scheduler.add(stream)
-        if waiting:
-            self._loop.interrupts.note_opened()
-            self._loop.wakeup.set()
-        elif not idle:  # it begins with a break
-            self._loop.interrupt()
+        if not idle:
+            self._on_text(stream)
         return Session(text_queue, events, partial(self._on_text, stream))
 
     def check_process(self) -> None:
@@ -181,13 +181,19 @@ class Engine:
     def _on_text(self, stream: Stream) -> None:
         """Wakes the loop; interrupts the step under way only if the stream lacks text.
 
-        The first text of a session is treated as that of a session opened with its text.
+        Text with which a stream without a slot can begin is treated as a session that is opened.
         """
-        if stream.segment is None and stream.waiting:
-            self._loop.interrupts.note_opened()
-            self._loop.wakeup.set()
+        if stream.segment is None and stream.slot is None:
+            with stream.text_queue.lock:
+                needs_no_slot = stream.text_queue.needs_no_slot
+            if needs_no_slot:
+                self._loop.interrupts.interrupt()
+            elif stream.waiting:
+                self._loop.interrupts.note_opened()
+            else:
+                self._loop.wakeup.set()
         elif stream.starved:
-            self._loop.interrupt()
+            self._loop.interrupts.interrupt()
         else:
             self._loop.wakeup.set()
 

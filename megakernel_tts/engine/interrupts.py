@@ -2,47 +2,71 @@
 
 A session that is opened while prompts run is often read from the queue before the next step, which
 then need not be short: the streams of a burst would make one frame, and the rest in a further step.
+
+With many streams, sessions are opened and cancelled so often that steps which end then would make
+fewer frames than are played. Such a step is a shared one (`DeadlineScheduler.shared_frames`).
 """
 
+from collections.abc import Callable
+
+from megakernel_common.process import OwnerProcess
 from megakernel_tts.backends.protocol import Backend
 
 
 class Interrupts:
-    """Interrupts the backend's steps. `interrupt` and `note_opened` are for any thread.
+    """Ends the backend's steps early, and wakes the loop.
 
-    They take no lock. The flags are set before the backend is interrupted.
+    Any thread may call `interrupt`, `note_opened` and `note_cancelled`. They take no lock, and do
+    nothing in a forked process, where finalisers call them and the GPU's memory is missing. The
+    flags are set before the backend is interrupted.
 
     Attributes:
-        opened_wait: Whether sessions that are opened wait for the whole of the next step.
+        step_is_shared: Whether the next step ends for no session that is opened or cancelled.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, wake: Callable[[], None]) -> None:
         """Starts without an interruption.
 
         Args:
             backend: Makes the steps.
+            wake: Wakes the loop.
         """
-        self.opened_wait = False
-        self._backend = backend
-        self._interrupted = self._session_opened = False
+        self.step_is_shared = False
+        self._process = OwnerProcess()
+        self._backend, self._wake = backend, wake
+        self._interrupted = self._session_opened = self._session_cancelled = False
 
     def interrupt(self) -> None:
         """Has the step under way, or the next one, end with a frame."""
-        self._interrupted = True
-        self._backend.interrupt()
+        if self._process.is_current:
+            self._interrupted = True
+            self._backend.interrupt()
+            self._wake()
 
     def note_opened(self) -> None:
-        """As `interrupt`, unless `opened_wait`, or the loop reads the streams before the next step.
+        """As `note_cancelled`, unless the loop reads the queue of streams before the next step.
 
         Only for a session that waits for a slot: the queue has no others.
         """
-        self._session_opened = True
-        if not self.opened_wait:
+        if self._process.is_current:
+            self._session_opened = True
+            self._interrupt_unless_shared()
+
+    def note_cancelled(self) -> None:
+        """As `interrupt`, unless the step is a shared one."""
+        if self._process.is_current:
+            self._session_cancelled = True
+            self._interrupt_unless_shared()
+
+    def _interrupt_unless_shared(self) -> None:
+        if not self.step_is_shared:
             self._backend.interrupt()
+        self._wake()
 
     def clear(self) -> None:
         """Ends the effect of all interruptions, before the loop looks at everything."""
-        self._interrupted = self._session_opened = self.opened_wait = False
+        self._interrupted = self._session_opened = self._session_cancelled = False
+        self.step_is_shared = False
         self._backend.clear_interrupt()
 
     def note_reading(self) -> None:
@@ -50,7 +74,7 @@ class Interrupts:
         self._session_opened = False
 
     def drop_opened(self) -> None:
-        """Lets the next step be long if only sessions that were read, or wait, would shorten it."""
+        """Lets the next step be long if only sessions that were read, or share it, would end it."""
         if self._ends_step:
             return
         self._backend.clear_interrupt()
@@ -59,4 +83,5 @@ class Interrupts:
 
     @property
     def _ends_step(self) -> bool:
-        return self._interrupted or (self._session_opened and not self.opened_wait)
+        has_event = self._session_opened or self._session_cancelled
+        return self._interrupted or (has_event and not self.step_is_shared)

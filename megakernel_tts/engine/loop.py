@@ -8,7 +8,8 @@ near (`deadlines`), and starts to decode the chunks that are due. If a stream be
 wait, they are decoded behind its first chunk, before the next step of other streams. Streams join
 and leave between steps. A new session, a cancellation, or text for a stream that lacks it ends the
 step with the frame under way (`Interrupts`), and so does recognition on the same device, which then
-goes first (`DeviceArbiter`). While many streams can make a frame, a session waits for short steps.
+goes first (`DeviceArbiter`). While many streams can make a frame, steps of two frames do not end
+for new and cancelled sessions.
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
@@ -32,7 +33,6 @@ import torch
 
 from megakernel_common.device_arbiter import DeviceArbiter, LongWork
 from megakernel_common.events import ReaderWakeups
-from megakernel_common.process import OwnerProcess
 from megakernel_common.wakeup import Wakeup
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.vocoder import Vocoder
@@ -84,7 +84,7 @@ class Loop:
             clock: Returns the time in seconds.
         """
         self.wakeup = Wakeup()
-        self.interrupts = Interrupts(backend)
+        self.interrupts = Interrupts(backend, self.wakeup.set)
         self.pending_opens = PendingOpens(self.wakeup.set)
         self.reader_wakeups = ReaderWakeups()
         self.scheduler = Scheduler(backend, vocoder, policy or SchedulingPolicy(), clock)
@@ -92,7 +92,6 @@ class Loop:
         self.decoding = DecodePipeline(vocoder, self.reader_wakeups.wake, self._pauses)
         self.closed = False
         self.broken: BaseException | None = None
-        self._process = OwnerProcess()
         self._backend = backend
         self._feeder = TextFeeder(backend, prompt_builder, vocoder)
         # From the first prefill or frame of an iteration to the end of its step.
@@ -103,16 +102,7 @@ class Loop:
     def stop(self) -> None:
         """Ends the loop after the frame under way. Takes no lock: a finaliser may call it."""
         self.closed = True
-        self.interrupt()
-
-    def interrupt(self) -> None:
-        """Has the loop begin an iteration after the frame under way. Takes no lock.
-
-        Does nothing in a forked process, where finalisers may call it and the GPU's memory is not.
-        """
-        if self._process.is_current:
-            self.interrupts.interrupt()
-            self.wakeup.set()
+        self.interrupts.interrupt()
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -198,7 +188,7 @@ class Loop:
         deadlines.shorten_chunks(chosen, num_frames, now_s)
         self._work.num_streams = len(chosen)
         self._work.only_first_frames = bool(left_out) and all(s.begins_speech for s in chosen)
-        self.interrupts.opened_wait = num_frames <= deadlines.shared_frames(len(movable))
+        self.interrupts.step_is_shared = num_frames <= deadlines.shared_frames(len(movable))
         self._work.num_frames = self._step(chosen, num_frames)
         self._work.step_s = self.scheduler.clock() - now_s
 
@@ -387,7 +377,7 @@ class Loop:
         try:
             slots = [stream.active_slot for stream in moving]
             # A long step without a free slot ends early: the next iteration may choose a swap.
-            if self.interrupts.opened_wait or not self.scheduler.lacks_slot:
+            if self.interrupts.step_is_shared or not self.scheduler.lacks_slot:
                 self.interrupts.drop_opened()
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
         except DeviceError as error:

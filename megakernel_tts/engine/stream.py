@@ -328,10 +328,10 @@ class Stream:
             self.chunking.plan(now_s, num_out, len(segment.pending))
         self._resumed = False
 
-    def round_up_chunk(self, num_frames: int) -> None:
-        """Makes a chunk due after a multiple of so many frames; see `Chunking.round_up`."""
-        num_pending = len(self.active_segment.pending)
-        self.chunking.round_up(num_pending, num_frames, first=self._first_chunk)
+    def round_up_first_chunk(self, multiple: int) -> None:
+        """Makes the first chunk due after a multiple of frames; see `Chunking.round_up_first`."""
+        if self._first_chunk:
+            self.chunking.round_up_first(len(self.active_segment.pending), multiple)
 
     def shorten_chunk(self, num_upcoming: int) -> None:
         """Makes a chunk due after a step of `num_upcoming` frames; see `Chunking.shorten`."""

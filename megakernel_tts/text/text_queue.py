@@ -177,6 +177,11 @@ class TextQueue:
         return self.text_ended and not self._segments
 
     @property
+    def needs_no_slot(self) -> bool:
+        """Whether a break comes next, or nothing more."""
+        return self.exhausted or (bool(self._segments) and isinstance(self._segments[0], Break))
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to do until text is added or the text is ended."""
         return not (self.text_ended or self._segments)

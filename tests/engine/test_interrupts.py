@@ -13,9 +13,16 @@ from tests.fakes import ScriptedBackend
 from tests.rig import MakeRig, Rig, codes, drain, scripted
 
 
+def make_interrupts(backend: ScriptedBackend) -> Interrupts:
+    return Interrupts(backend, lambda: None)
+
+
+_EVENTS = (Interrupts.interrupt, Interrupts.note_opened, Interrupts.note_cancelled)
+
+
 def test_an_opened_session_that_was_read_interrupts_no_step() -> None:
     backend = ScriptedBackend(num_slots=1)
-    interrupts = Interrupts(backend)
+    interrupts = make_interrupts(backend)
     interrupts.note_opened()
     interrupts.drop_opened()
     assert backend.interrupted, "it was not read"
@@ -26,7 +33,7 @@ def test_an_opened_session_that_was_read_interrupts_no_step() -> None:
 
 def test_other_interruptions_stay_until_an_iteration_begins() -> None:
     backend = ScriptedBackend(num_slots=1)
-    interrupts = Interrupts(backend)
+    interrupts = make_interrupts(backend)
     interrupts.interrupt()
     interrupts.note_opened()
     interrupts.note_reading()
@@ -40,30 +47,42 @@ def test_other_interruptions_stay_until_an_iteration_begins() -> None:
     assert not backend.interrupted, "the earlier interruption has no effect any more"
 
 
-def test_sessions_that_wait_for_a_step_do_not_end_it() -> None:
-    backend = ScriptedBackend(num_slots=1)
-    interrupts = Interrupts(backend)
-    interrupts.note_opened()
-    interrupts.opened_wait = True
+@pytest.mark.parametrize("event", [Interrupts.note_opened, Interrupts.note_cancelled])
+def test_sessions_do_not_end_a_shared_step(event: Callable[[Interrupts], None]) -> None:
+    backend, woken = ScriptedBackend(num_slots=1), list[bool]()
+    interrupts = Interrupts(backend, lambda: woken.append(True))
+    event(interrupts)
+    assert backend.interrupted and len(woken) == 1
+    interrupts.step_is_shared = True
     interrupts.drop_opened()
-    assert not backend.interrupted, "it was opened before the step"
-    interrupts.note_opened()
-    assert not backend.interrupted, "it was opened during the step"
+    assert not backend.interrupted, "the event came before the step"
+    event(interrupts)
+    assert not backend.interrupted, "it came during the step"
+    assert len(woken) == 2
     interrupts.interrupt()
     interrupts.drop_opened()
     assert backend.interrupted
     interrupts.clear()
-    interrupts.note_opened()
+    event(interrupts)
     assert backend.interrupted, "the next step may be long"
 
 
-@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.note_opened])
+def test_reading_the_queue_does_not_drop_a_cancellation() -> None:
+    backend = ScriptedBackend(num_slots=1)
+    interrupts = make_interrupts(backend)
+    interrupts.note_cancelled()
+    interrupts.note_reading()
+    interrupts.drop_opened()
+    assert backend.interrupted
+
+
+@pytest.mark.parametrize("event", _EVENTS)
 def test_an_event_while_sessions_are_dropped_interrupts(
     event: Callable[[Interrupts], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has interrupted the backend before the backend's flag is cleared."""
     backend = ScriptedBackend(num_slots=1)
-    interrupts, clear = Interrupts(backend), backend.clear_interrupt
+    interrupts, clear = make_interrupts(backend), backend.clear_interrupt
 
     def clear_after_event() -> None:
         event(interrupts)
@@ -74,12 +93,12 @@ def test_an_event_while_sessions_are_dropped_interrupts(
     assert backend.interrupted
 
 
-@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.note_opened])
+@pytest.mark.parametrize("event", _EVENTS)
 def test_an_event_is_recorded_before_the_backend_is_interrupted(
     event: Callable[[Interrupts], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = ScriptedBackend(num_slots=1)
-    interrupts, interrupt = Interrupts(backend), backend.interrupt
+    interrupts, interrupt = make_interrupts(backend), backend.interrupt
 
     def interrupt_before_loop_goes_on() -> None:
         interrupt()
@@ -177,7 +196,7 @@ def test_a_stream_that_needs_another_ones_slot_waits_for_one_frame(
 
     monkeypatch.setattr(loop, "_feed_or_finish", open_once)
     monkeypatch.setattr(loop.scheduler, "swap_out", record_swap)
-    loop.interrupt()
+    loop.interrupts.interrupt()
     rig.resume()
     rig.backend.wait_until(lambda: rig.backend.num_swapped_out == 1)
     assert made[1] - made[0] == 1

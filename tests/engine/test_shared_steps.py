@@ -1,6 +1,7 @@
 """While many streams can make a frame, new sessions do not end each step with one frame."""
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,34 +13,35 @@ from megakernel_tts import Session
 from megakernel_tts.engine import deadlines
 from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.engine.deadlines import DeadlineScheduler
+from megakernel_tts.engine.interrupts import Interrupts
 from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import ChunkPolicy
+from megakernel_tts.text.prompt import PromptLayout
 from tests.engine.test_deadlines import DELIVERY_S, Arrival, Run
-from tests.engine.timed import Device
+from tests.engine.timed import Device, gaps
 from tests.rig import UNLIMITED, MakeRig
 
 _SIZES = st.integers(1, 8)
 
 
-@given(_SIZES, _SIZES, st.integers(0, 3), st.integers(0, 8), st.integers(2, 3), st.booleans())
-def test_a_chunk_is_rounded_up_by_less_than_a_step(
-    first: int, largest: int, num_lookahead: int, num_pending: int, num_frames: int, is_first: bool
+@given(_SIZES, _SIZES, st.integers(0, 8), st.integers(2, 4))
+def test_a_first_chunk_is_rounded_up_by_less_than_a_step(
+    first: int, largest: int, num_pending: int, multiple: int
 ) -> None:
     largest = max(first, largest)
-    chunking = Chunking(ChunkPolicy(first, largest, ahead=100), num_lookahead)
-    chunking.round_up(num_pending, num_frames, first=is_first)
-    assert first <= (size := chunking.size) <= min(first + num_frames - 1, largest)
-    missing = chunking.num_required(first=is_first) - num_pending
-    assert missing % num_frames == 0 or size == largest
+    chunking = Chunking(ChunkPolicy(first, largest, ahead=100), num_lookahead=0)
+    chunking.round_up_first(num_pending, multiple)
+    assert first <= (size := chunking.size) <= min(first + multiple - 1, largest)
+    assert (size - num_pending) % multiple == 0 or size == largest
     for num_made in range(10):  # steps that end with one frame
-        chunking.round_up(num_pending + num_made, num_frames, first=is_first)
-    assert chunking.size <= first + num_frames - 1
+        chunking.round_up_first(num_pending + num_made, multiple)
+    assert chunking.size <= first + multiple - 1
 
 
 def test_frames_of_a_shared_step() -> None:
-    scheduler = DeadlineScheduler(64, prefill_budget=128, burst_budget=1024, delivery_s=DELIVERY_S)
-    assert [scheduler.shared_frames(n) for n in (1, 36, 37, 64, 65)] == [1, 1, 2, 2, 3]
+    scheduler = DeadlineScheduler(8, prefill_budget=128, burst_budget=1024, delivery_s=DELIVERY_S)
+    assert [scheduler.shared_frames(n) for n in (1, 36, 37, 65)] == [1, 1, 2, 2]
 
 
 class _Planned:
@@ -52,8 +54,8 @@ class _Planned:
     def step_range(self) -> tuple[int, int]:
         return 8, 8
 
-    def round_up_chunk(self, num_frames: int) -> None:
-        self.rounded_to.append(num_frames)
+    def round_up_first_chunk(self, multiple: int) -> None:
+        self.rounded_to.append(multiple)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,9 @@ class _Planned:
         (36, 9.0, False, 9.0, 8, [2]),
         (36, 9.0, True, 9.0, 2, [2]),
         (36, -1.0, False, 9.0, 2, [2]),
-        (64, -1.0, False, 9.0, 3, [3]),
+        (64, -1.0, False, 9.0, 2, [2]),
         (36, 9.0, False, 0.046, 2, [2]),
+        (36, 0.035, False, 9.0, 1, []),
         (36, 9.0, True, 0.035, 1, []),
     ],
 )
@@ -120,24 +123,47 @@ def test_a_new_session_ends_no_shared_step(
     assert made == [num_made]
 
 
-def longest_wait_s(loaded: LoadedModel, seed: int) -> float:
-    """The longest time to a first chunk of 300 streams that arrive at random, 100 per second."""
+def waits_s(
+    loaded: LoadedModel, seed: int, layout: PromptLayout, cancelled_share: float = 0.0
+) -> list[float]:
+    """The times to the first chunks of 300 streams that arrive at random, 100 per second."""
     rng, time_s, arrivals = random.Random(seed), 0.0, list[Arrival]()
     while len(arrivals) < 300:
         time_s += rng.expovariate(100)
-        arrivals.append(Arrival(time_s, 50, "streaming"))
+        is_cancelled, cancelled_s = rng.random() < cancelled_share, time_s + rng.uniform(0, 0.5)
+        arrivals.append(Arrival(time_s, 50, layout, cancelled_s if is_cancelled else None))
     device = Device(0.0016, stream_s=6e-5, step_s=0.012)
     run = Run(loaded, device, arrivals, num_slots=192, max_streams=64)
-    run.check_codes()
-    assert run.longest_gap_s(DELIVERY_S) == 0.0
-    return max(spoken.chunks[0][0] - spoken.opened_s for spoken in run.spoken)
+    if not cancelled_share:
+        run.check_codes()
+    spoken = [spoken for spoken in run.spoken if spoken.chunks]
+    assert max(max(gaps(stream.chunks)) for stream in spoken) == 0.0
+    return sorted(stream.chunks[0][0] - stream.opened_s for stream in spoken)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("layout", ["streaming", "full"])
+@pytest.mark.parametrize("seed", range(2))
 def test_the_engine_keeps_up_with_a_rate_that_single_frames_do_not_reach(
-    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, seed: int
+    load: Callable[..., LoadedModel],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    layout: PromptLayout,
 ) -> None:
     """Steps of one frame make 64 / (12 + 5.4 ms) = 3,670 frames per second; 5,000 are played."""
-    shared_s = longest_wait_s(load(), seed)
-    monkeypatch.setattr(deadlines, "_MAX_SINGLE_FRAMES", 192)
-    assert shared_s < 0.1 < longest_wait_s(load(), seed)
+    longest_s = waits_s(load(), seed, layout)[-1]
+    monkeypatch.setattr(deadlines, "_MAX_UNSHARED", 192)
+    assert longest_s < 0.1 < waits_s(load(), seed, layout)[-1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_cancellations_delay_no_first_chunk(
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Half of the streams are cancelled within half a second."""
+
+    def median_s() -> float:
+        return statistics.median(waits_s(load(), seed, "streaming", cancelled_share=0.5))
+
+    shared_s = median_s()
+    monkeypatch.setattr(Interrupts, "note_cancelled", Interrupts.interrupt)
+    assert shared_s < 0.8 * median_s()

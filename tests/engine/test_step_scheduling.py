@@ -162,7 +162,7 @@ def test_interruptions_do_not_change_codes(loud_rig: Rig, monkeypatch: pytest.Mo
 
     def interrupt_at_random() -> None:
         if rng.random() < 0.5:
-            loud_rig.engine._loop.interrupt()
+            loud_rig.engine._loop.interrupts.interrupt()
 
     monkeypatch.setattr(loud_rig.backend, "_pass_gate", interrupt_at_random)
     chunks, _ = drain(loud_rig.open(seed=4, first=100, largest=100))
