@@ -181,7 +181,8 @@ class Engine:
     def _on_text(self, stream: Stream) -> None:
         """Wakes the loop; interrupts the step under way only if the stream lacks text.
 
-        Text with which a stream without a slot can begin is treated as a session that is opened.
+        Text with which a stream without a slot can begin is treated as a session that is opened. A
+        break, or the end of the text, interrupts the step if it comes next.
         """
         if stream.segment is None and stream.slot is None:
             with stream.text_queue.lock:

@@ -148,12 +148,14 @@ def test_text_interrupts_a_step_only_for_a_stream_that_lacks_it(loud_rig: Rig) -
     speaking.push_text(" And more.")
     assert not loud_rig.backend.interrupted
     opened = loud_rig.open(None, seed=3)
+    full = loud_rig.open(None, seed=4, layout="full")
+    full.push_text("hello to ")
     assert not loud_rig.backend.interrupted, "there is nothing to speak yet"
     dry.push_text("the world and more ")
     assert loud_rig.backend.interrupted
     loud_rig.resume()
     assert isinstance(next(iter(dry)), AudioChunk)
-    for session in (dry, speaking, opened):
+    for session in (dry, speaking, opened, full):
         session.cancel()
 
 

@@ -238,17 +238,18 @@ def test_replacements_are_where_their_words_are_spoken(tokenizer: TextTokenizer,
 def test_a_break_ends_a_segment_and_comes_between_segments(tokenizer: TextTokenizer) -> None:
     queue = TextQueue(tokenizer, Splitter())
     queue.push('<break time="1s"/> hello <break time="2s"/><break time="3s"/>to the')
-    assert queue.front() is None and queue.take_break() == Break(1.0)
-    assert queue.take_break() is None, "the segment comes first"
+    assert queue.front() is None and queue.needs_no_slot and queue.take_break() == Break(1.0)
+    assert queue.take_break() is None and not queue.needs_no_slot, "the segment comes first"
     segment = queue.front()
     assert segment is not None and segment.text_ended
     assert segment.token_ids == tokenizer.encode("hello")
     queue.pop()
     assert [queue.take_break(), queue.take_break()] == [Break(2.0), Break(3.0)]
-    assert queue.take_break() is None and not queue.exhausted
+    assert queue.take_break() is None and not queue.exhausted and not queue.needs_no_slot
     queue.push(" world.<break/>.", text_ended=True)
     assert pop_token_ids(queue) == [tokenizer.encode("to the world.")]
     assert not queue.exhausted and queue.take_break() == Break(0.5) and queue.exhausted
+    assert queue.needs_no_slot
 
 
 def test_a_respelling_that_is_split_belongs_to_its_first_part(tokenizer: TextTokenizer) -> None:
