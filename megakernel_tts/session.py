@@ -83,8 +83,8 @@ class ChunkPolicy:
     `first` equals `largest`, sizes do not depend on the speed.
 
     Attributes:
-        first: Frames of the first chunk; 1 has the lowest latency. An odd number may grow by one,
-            up to `largest`, while more than 36 streams make frames.
+        first: Frames of the first chunk; 1 has the lowest latency. It may have one more, up to
+            `largest`, while more than 36 streams make frames.
         largest: Frames of a chunk at most; larger chunks cost less to decode.
         ahead: Unread frames at which the stream pauses until some are read.
     """
@@ -289,7 +289,9 @@ class Session:
         self._on_text()
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; no chunk is read after this returns.
+        """Stops the speech; no chunk is read after this returns.
+
+        The engine stops within one frame, or two while more than 36 streams make frames.
 
         Does nothing if the `Finish` was read, or in a forked process.
         """

@@ -113,7 +113,7 @@ class DeadlineScheduler:
         return all(stream.deadline_s - now_s >= wait_s for stream in streams)
 
     def shared_frames(self, num_movable: int) -> int:
-        """Returns the frames of a shared step: one that no new or cancelled session ends.
+        """Returns the frames of a shared step: one that no new or cancelled session ends early.
 
         Prompts, codec and host take time in every iteration, however many frames it has. If new
         sessions limited each step to one frame, many streams would make fewer frames than are

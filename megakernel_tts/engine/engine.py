@@ -135,10 +135,10 @@ class Engine:
             speed=speed,
             priority=priority,
         )
-        # The queue refers to the loop only: a reference to the engine would keep it alive.
+        # The queue refers to parts of the loop: a reference to the engine would keep it alive.
         events = EventQueue(
             self._loop.wakeup.set,
-            self._loop.interrupts.note_cancelled,
+            self._loop.interrupts.interrupt_unless_shared,
             scheduler.clock,
             self._loop.reader_wakeups,
         )
@@ -181,14 +181,14 @@ class Engine:
     def _on_text(self, stream: Stream) -> None:
         """Wakes the loop; interrupts the step under way only if the stream lacks text.
 
-        Text with which a stream without a slot can begin is treated as a session that is opened. A
-        break, or the end of the text, interrupts the step if it comes next.
+        Text with which a stream without a slot can go on is treated as a session that is opened. A
+        break, or the end of the text, interrupts the step, unless it is shared, if it comes next.
         """
-        if stream.segment is None and stream.slot is None:
+        if stream.slot is None:
             with stream.text_queue.lock:
                 needs_no_slot = stream.text_queue.needs_no_slot
             if needs_no_slot:
-                self._loop.interrupts.interrupt()
+                self._loop.interrupts.interrupt_unless_shared()
             elif stream.waiting:
                 self._loop.interrupts.note_opened()
             else:

@@ -16,12 +16,12 @@ from megakernel_tts.backends.protocol import Backend
 class Interrupts:
     """Ends the backend's steps early, and wakes the loop.
 
-    Any thread may call `interrupt`, `note_opened` and `note_cancelled`. They take no lock, and do
-    nothing in a forked process, where finalisers call them and the GPU's memory is missing. The
-    flags are set before the backend is interrupted.
+    Any thread may call `interrupt`, `interrupt_unless_shared` and `note_opened`. They take no lock,
+    and do nothing in a forked process, where finalisers call them and the GPU's memory is missing.
+    The flags are set before the backend is interrupted.
 
     Attributes:
-        step_is_shared: Whether the next step ends for no session that is opened or cancelled.
+        step_is_shared: Whether only `interrupt` ends the next step early.
     """
 
     def __init__(self, backend: Backend, wake: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Interrupts:
         self.step_is_shared = False
         self._process = OwnerProcess()
         self._backend, self._wake = backend, wake
-        self._interrupted = self._session_opened = self._session_cancelled = False
+        self._interrupted = self._interrupted_unless_shared = self._session_opened = False
 
     def interrupt(self) -> None:
         """Has the step under way, or the next one, end with a frame."""
@@ -43,29 +43,29 @@ class Interrupts:
             self._backend.interrupt()
             self._wake()
 
-    def note_opened(self) -> None:
-        """As `note_cancelled`, unless the loop reads the queue of streams before the next step.
+    def interrupt_unless_shared(self) -> None:
+        """As `interrupt`, unless the step is a shared one."""
+        if self._process.is_current:
+            self._interrupted_unless_shared = True
+            self._announce()
 
-        Only for a session that waits for a slot: the queue has no others.
+    def note_opened(self) -> None:
+        """As `interrupt_unless_shared`, unless the loop reads the queue before the next step.
+
+        Only for a session that waits for a slot: the queue of streams has no others.
         """
         if self._process.is_current:
             self._session_opened = True
-            self._interrupt_unless_shared()
+            self._announce()
 
-    def note_cancelled(self) -> None:
-        """As `interrupt`, unless the step is a shared one."""
-        if self._process.is_current:
-            self._session_cancelled = True
-            self._interrupt_unless_shared()
-
-    def _interrupt_unless_shared(self) -> None:
+    def _announce(self) -> None:
         if not self.step_is_shared:
             self._backend.interrupt()
         self._wake()
 
     def clear(self) -> None:
         """Ends the effect of all interruptions, before the loop looks at everything."""
-        self._interrupted = self._session_opened = self._session_cancelled = False
+        self._interrupted = self._interrupted_unless_shared = self._session_opened = False
         self.step_is_shared = False
         self._backend.clear_interrupt()
 
@@ -83,5 +83,5 @@ class Interrupts:
 
     @property
     def _ends_step(self) -> bool:
-        has_event = self._session_opened or self._session_cancelled
+        has_event = self._session_opened or self._interrupted_unless_shared
         return self._interrupted or (has_event and not self.step_is_shared)

@@ -9,7 +9,7 @@ wait, they are decoded behind its first chunk, before the next step of other str
 and leave between steps. A new session, a cancellation, or text for a stream that lacks it ends the
 step with the frame under way (`Interrupts`), and so does recognition on the same device, which then
 goes first (`DeviceArbiter`). While many streams can make a frame, steps of two frames do not end
-for new and cancelled sessions.
+for sessions that are opened, cancelled, or go on without a slot.
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 

@@ -41,7 +41,7 @@ class SpeechSession(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; no chunk is read after this returns."""
+        """Stops the speech; no chunk is read after this returns."""
         ...
 
     def __aiter__(self) -> AsyncGenerator[AudioChunk | Finish]:

@@ -207,7 +207,7 @@ class LiveSpeech(Generic[L]):
             await self.listener.report_end(None)
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; nothing more is reported."""
+        """Stops the speech; nothing more is reported."""
         if self._task is not None:
             self._task.cancel()
         if self._stream is not None:

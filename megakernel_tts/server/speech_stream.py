@@ -264,7 +264,7 @@ class SpeechStream:
         self._reporter.finished(self.report, outcome)
 
     def close(self) -> None:
-        """Stops the speech, if it has not ended, within one frame; may be called twice."""
+        """Stops the speech, if it has not ended; may be called twice."""
         if self._closed:
             return
         self._closed = True

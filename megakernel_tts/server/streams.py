@@ -225,7 +225,7 @@ class SpeechStreams:
     def _admit(self, report: SpeechReport, num_characters: int) -> None:
         """Checks the limits; if the server is full, refuses the last stream of lower priority.
 
-        That one stays open until the engine has stopped it, within one frame.
+        That one stays open until the engine has stopped it.
         """
         self._check(report, num_characters)
         if self.full:

@@ -178,8 +178,9 @@ class TextQueue:
 
     @property
     def needs_no_slot(self) -> bool:
-        """Whether a break comes next, or nothing more."""
-        return self.exhausted or (bool(self._segments) and isinstance(self._segments[0], Break))
+        """Whether a break comes next, or nothing more, and the stream has not finished."""
+        front = self._segments[0] if self._segments else None
+        return not self.closed and (self.exhausted or isinstance(front, Break))
 
     @property
     def idle(self) -> bool:

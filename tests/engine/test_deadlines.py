@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megakernel_tts import Session
+from megakernel_tts.engine import deadlines
 from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.work_times import IterationWork
@@ -164,7 +166,9 @@ def test_no_stream_misses_a_deadline_while_the_device_has_capacity(
         "arrivals",
     )
     max_pending_frames = data.draw(st.sampled_from([sys.maxsize, 1]), "frames decoded early")
-    run = Run(load(), device, arrivals, num_slots, max_streams, None, max_pending_frames)
+    max_unshared = data.draw(st.sampled_from([1, 36]), "streams of steps that are not shared")
+    with patch.object(deadlines, "_MAX_UNSHARED", max_unshared):
+        run = Run(load(), device, arrivals, num_slots, max_streams, None, max_pending_frames)
     run.check_codes()
     assert run.longest_gap_s(delay_s) == 0.0
 

@@ -1,6 +1,7 @@
 """Which events shorten a step: not sessions that were read from the queue before it."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ def make_interrupts(backend: ScriptedBackend) -> Interrupts:
     return Interrupts(backend, lambda: None)
 
 
-_EVENTS = (Interrupts.interrupt, Interrupts.note_opened, Interrupts.note_cancelled)
+_EVENTS = (Interrupts.interrupt, Interrupts.note_opened, Interrupts.interrupt_unless_shared)
 
 
 def test_an_opened_session_that_was_read_interrupts_no_step() -> None:
@@ -35,6 +36,7 @@ def test_other_interruptions_stay_until_an_iteration_begins() -> None:
     backend = ScriptedBackend(num_slots=1)
     interrupts = make_interrupts(backend)
     interrupts.interrupt()
+    interrupts.interrupt_unless_shared()
     interrupts.note_opened()
     interrupts.note_reading()
     interrupts.drop_opened()
@@ -47,7 +49,7 @@ def test_other_interruptions_stay_until_an_iteration_begins() -> None:
     assert not backend.interrupted, "the earlier interruption has no effect any more"
 
 
-@pytest.mark.parametrize("event", [Interrupts.note_opened, Interrupts.note_cancelled])
+@pytest.mark.parametrize("event", [Interrupts.note_opened, Interrupts.interrupt_unless_shared])
 def test_sessions_do_not_end_a_shared_step(event: Callable[[Interrupts], None]) -> None:
     backend, woken = ScriptedBackend(num_slots=1), list[bool]()
     interrupts = Interrupts(backend, lambda: woken.append(True))
@@ -67,10 +69,20 @@ def test_sessions_do_not_end_a_shared_step(event: Callable[[Interrupts], None]) 
     assert backend.interrupted, "the next step may be long"
 
 
-def test_reading_the_queue_does_not_drop_a_cancellation() -> None:
+@pytest.mark.parametrize("event", _EVENTS)
+def test_events_do_nothing_in_a_forked_process(event: Callable[[Interrupts], None]) -> None:
+    backend, woken = ScriptedBackend(num_slots=1), list[bool]()
+    interrupts = Interrupts(backend, lambda: woken.append(True))
+    interrupts._process = SimpleNamespace(is_current=False)  # type: ignore[assignment]
+    event(interrupts)
+    interrupts.drop_opened()
+    assert not backend.interrupted and not woken
+
+
+def test_reading_the_queue_drops_no_other_event() -> None:
     backend = ScriptedBackend(num_slots=1)
     interrupts = make_interrupts(backend)
-    interrupts.note_cancelled()
+    interrupts.interrupt_unless_shared()
     interrupts.note_reading()
     interrupts.drop_opened()
     assert backend.interrupted

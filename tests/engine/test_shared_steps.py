@@ -20,7 +20,7 @@ from megakernel_tts.session import ChunkPolicy
 from megakernel_tts.text.prompt import PromptLayout
 from tests.engine.test_deadlines import DELIVERY_S, Arrival, Run
 from tests.engine.timed import Device, gaps
-from tests.rig import UNLIMITED, MakeRig
+from tests.rig import UNLIMITED, MakeRig, Rig
 
 _SIZES = st.integers(1, 8)
 
@@ -90,32 +90,54 @@ def test_what_limits_a_step(
     assert all(stream.rounded_to == rounded_to for stream in chosen)
 
 
-@pytest.mark.parametrize(("num_speaking", "num_made"), [(37, 2), (20, 1)])
-def test_a_new_session_ends_no_shared_step(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, num_speaking: int, num_made: int
+def cancel(rig: Rig, sessions: list[Session]) -> None:
+    sessions.pop().cancel()
+
+
+def open_another(rig: Rig, sessions: list[Session]) -> None:
+    sessions.append(rig.open(seed=99, at_once=True))
+
+
+def open_with_a_break(rig: Rig, sessions: list[Session]) -> None:
+    sessions.append(rig.open('<break time="1s"/>hello to the world.', seed=99, at_once=True))
+
+
+@pytest.mark.parametrize("act", [cancel, open_another, open_with_a_break])
+@pytest.mark.parametrize(
+    ("num_speaking", "chunk_frames", "num_made"), [(37, 2, 2), (37, 8, 1), (20, 2, 1)]
+)
+def test_what_a_session_does_ends_no_shared_step(
+    make_rig: MakeRig,
+    monkeypatch: pytest.MonkeyPatch,
+    num_speaking: int,
+    chunk_frames: int,
+    num_made: int,
+    act: Callable[[Rig, list[Session]], None],
 ) -> None:
-    """It is opened during the first frame of a step."""
+    """It is opened or cancelled during the first frame of a step."""
     rig = make_rig(num_speaking + 1)
     rig.backend.endless = True
 
     def begin(seed: int) -> Session:
-        return rig.open(seed=seed, first=2, largest=2, ahead=UNLIMITED, at_once=True)
+        return rig.open(
+            seed=seed, at_once=True, first=chunk_frames, largest=chunk_frames, ahead=UNLIMITED
+        )
 
     sessions = [begin(seed) for seed in range(num_speaking)]
     rig.backend.wait_until(lambda: num_speaking in rig.backend.batch_sizes)
     rig.hold()
     step, made = rig.backend.step, list[int]()
 
-    def open_during_step(slots: Sequence[int], num_frames: int, *arguments: Any) -> object:
-        if len(slots) != num_speaking or num_frames < 2 or made:
+    def act_during_step(slots: Sequence[int], num_frames: int, *arguments: Any) -> object:
+        if len(slots) != num_speaking or num_frames < chunk_frames or made:
             return step(slots, num_frames, *arguments)
         before = len(rig.backend.batch_sizes)
-        sessions.append(begin(num_speaking))
+        act(rig, sessions)
         result = step(slots, num_frames, *arguments)
         made.append(len(rig.backend.batch_sizes) - before)
         return result
 
-    monkeypatch.setattr(rig.backend, "step", open_during_step)
+    monkeypatch.setattr(rig.backend, "step", act_during_step)
     rig.resume()
     rig.backend.wait_until(lambda: bool(made))
     for session in sessions:
@@ -165,5 +187,5 @@ def test_cancellations_delay_no_first_chunk(
         return statistics.median(waits_s(load(), seed, "streaming", cancelled_share=0.5))
 
     shared_s = median_s()
-    monkeypatch.setattr(Interrupts, "note_cancelled", Interrupts.interrupt)
+    monkeypatch.setattr(Interrupts, "interrupt_unless_shared", Interrupts.interrupt)
     assert shared_s < 0.8 * median_s()

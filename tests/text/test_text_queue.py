@@ -250,6 +250,8 @@ def test_a_break_ends_a_segment_and_comes_between_segments(tokenizer: TextTokeni
     assert pop_token_ids(queue) == [tokenizer.encode("to the world.")]
     assert not queue.exhausted and queue.take_break() == Break(0.5) and queue.exhausted
     assert queue.needs_no_slot
+    queue.close()
+    assert not queue.needs_no_slot
 
 
 def test_a_respelling_that_is_split_belongs_to_its_first_part(tokenizer: TextTokenizer) -> None:
