@@ -32,11 +32,13 @@ def test_an_opened_session_that_was_read_interrupts_no_step() -> None:
     assert not backend.interrupted
 
 
-def test_other_interruptions_stay_until_an_iteration_begins() -> None:
+@pytest.mark.parametrize("event", [Interrupts.interrupt, Interrupts.interrupt_unless_shared])
+def test_other_interruptions_stay_until_an_iteration_begins(
+    event: Callable[[Interrupts], None],
+) -> None:
     backend = ScriptedBackend(num_slots=1)
     interrupts = make_interrupts(backend)
-    interrupts.interrupt()
-    interrupts.interrupt_unless_shared()
+    event(interrupts)
     interrupts.note_opened()
     interrupts.note_reading()
     interrupts.drop_opened()
@@ -75,17 +77,9 @@ def test_events_do_nothing_in_a_forked_process(event: Callable[[Interrupts], Non
     interrupts = Interrupts(backend, lambda: woken.append(True))
     interrupts._process = SimpleNamespace(is_current=False)  # type: ignore[assignment]
     event(interrupts)
-    interrupts.drop_opened()
     assert not backend.interrupted and not woken
-
-
-def test_reading_the_queue_drops_no_other_event() -> None:
-    backend = ScriptedBackend(num_slots=1)
-    interrupts = make_interrupts(backend)
-    interrupts.interrupt_unless_shared()
-    interrupts.note_reading()
     interrupts.drop_opened()
-    assert backend.interrupted
+    assert not backend.interrupted
 
 
 @pytest.mark.parametrize("event", _EVENTS)
