@@ -26,16 +26,17 @@ DEVICE float2 unpack_bf16(uint32_t pair) {
 
 // --- half precision ---
 
-// Clamps to the largest finite half-precision number; NaN stays NaN.
-DEVICE float clamp_to_f16(float value) {
-  return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
-}
-// Conversions round to nearest, and clamp.
+// Conversions round to nearest, and clamp to the largest finite number; NaN stays NaN.
 DEVICE float to_float(f16 value) { return __half2float(value); }
-DEVICE f16 to_f16(float value) { return __float2half_rn(clamp_to_f16(value)); }
+DEVICE f16 to_f16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.satfinite.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return __ushort_as_half(bits);
+}
 DEVICE uint32_t pack_f16(float low, float high) {
-  __half2 pair = __floats2half2_rn(clamp_to_f16(low), clamp_to_f16(high));
-  return *reinterpret_cast<uint32_t*>(&pair);
+  uint32_t pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 DEVICE float2 unpack_f16(uint32_t pair) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
@@ -50,6 +51,8 @@ DEVICE float approx_reciprocal(float value) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(value));
   return v;
 }
+// The sine to 7e-7 for |value| up to pi.
+DEVICE float approx_sine(float value) { return __sinf(value); }
 // a / b for operands and quotients of normal range, without the branch of an exact division.
 DEVICE float divide(float a, float b) {
   const float first = approx_reciprocal(b), inverted = fmaf(first, fmaf(-b, first, 1), first);

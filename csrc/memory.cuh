@@ -154,6 +154,14 @@ DEVICE void copy_async_8_bytes(uint2* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 }
+// The same if `wanted`.
+DEVICE void copy_async_8_bytes_if(bool wanted, uint2* shared, const void* global) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 8; }" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
+}
 // Waits for the thread's earlier copies by cp.async.
 DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Copies 16 bytes from global to shared memory, not through the L1 cache, for the calling thread.

@@ -2,21 +2,18 @@
 // store.
 #pragma once
 
+#include "../math.cuh"
 #include "../numbers.cuh"
 #include "activations.cuh"
 
 namespace megakernel::codec {
 
-// sin^2(x) to 2e-7 for |x| below 1e5, without the branches of sinf. The polynomial is fitted to the
-// sine between -pi/2 and pi/2. The bound keeps results for larger x, which have no exact phase.
+// sin^2(x) to 1e-6 + 3e-8 |x|, without the branches of sinf: the error of x itself, a rounded
+// product, is twice as large in |x|. Larger x than 1e7 have no phase, and any result from 0 to 1.
 DEVICE float sin_squared(float x) {
-  const float k = rintf(x * 0.318309886f);
-  const float r = fmaf(k, 8.74227801e-8f, fmaf(k, -3.14159274f, x));
-  const float r2 = r * r;
-  float p = fmaf(r2, 2.600054813e-6f, -1.980661473e-4f);
-  p = fmaf(r2, p, 8.333017118e-3f);
-  p = fmaf(r2, p, -1.666665673e-1f);
-  const float s = fmaf(r * r2, p, r);
+  constexpr float kToInteger = 12582912;  // 1.5 * 2^23: a sum with it is rounded to an integer
+  const float k = fmaf(x, 0.318309886f, kToInteger) - kToInteger;
+  const float s = approx_sine(fmaf(k, -3.14159274f, x));
   return fminf(s * s, 1.0f);
 }
 // SnakeBeta: v + sin^2(alpha v) / b; ColumnParams::beta is 1 / b.

@@ -30,35 +30,32 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION)
 
 // On other architectures these kernels exist, but are empty and never launched.
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
-#define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                   \
+#define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(...)                 \
+  using T = __VA_ARGS__;                                        \
   extern __shared__ __align__(16) unsigned char shared_bytes[]; \
-  project_with_warpgroups<T>(p, *reinterpret_cast<WarpgroupSharedMemory<T>*>(shared_bytes));
-#define MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)                     \
+  project_with_warpgroups<T>(                                   \
+      p, *reinterpret_cast<WarpgroupProjectionSharedMemory<T>*>(shared_bytes));
+#define MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(...)                   \
+  using T = __VA_ARGS__;                                        \
   extern __shared__ __align__(16) unsigned char shared_bytes[]; \
   compute_residual_unit<T>(p, *reinterpret_cast<ResidualUnitSharedMemory<T>*>(shared_bytes));
 #else
-#define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)
-#define MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)
+#define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(...)
+#define MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(...)
 #endif
-#define MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, windows,   \
-                                               window_rows, is_resident, shared_bytes_)        \
-  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)          \
-      codec_project_warpgroups_##columns##_##warpgroups##_##planes(                            \
-          const __grid_constant__ ProjectionParams p) {                                        \
-    using T =                                                                                  \
-        WarpgroupTile<columns, warpgroups, planes, stages, windows, window_rows, is_resident>; \
-    MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                                                      \
+#define MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION(kernel, shared_bytes_, ...)              \
+  extern "C" __global__ void __launch_bounds__(WarpgroupTile<__VA_ARGS__>::kThreads, 1) \
+      kernel(const __grid_constant__ ProjectionParams p) {                              \
+    MEGAKERNEL_PROJECT_WITH_WARPGROUPS(WarpgroupTile<__VA_ARGS__>)                      \
   }
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION)
 #undef MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION
 #undef MEGAKERNEL_PROJECT_WITH_WARPGROUPS
 
-#define MEGAKERNEL_DEFINE_RESIDUAL_UNIT(columns, warpgroups, stages, windows, window_rows,         \
-                                        is_resident, shared_bytes_)                                \
-  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)              \
-      codec_residual_unit_##columns##_##warpgroups(const __grid_constant__ ResidualUnitParams p) { \
-    using T = ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>;    \
-    MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(T)                                                            \
+#define MEGAKERNEL_DEFINE_RESIDUAL_UNIT(kernel, shared_bytes_, ...)                        \
+  extern "C" __global__ void __launch_bounds__(ResidualUnitTile<__VA_ARGS__>::kThreads, 1) \
+      kernel(const __grid_constant__ ResidualUnitParams p) {                               \
+    MEGAKERNEL_COMPUTE_RESIDUAL_UNIT(ResidualUnitTile<__VA_ARGS__>)                        \
   }
 MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_DEFINE_RESIDUAL_UNIT)
 #undef MEGAKERNEL_DEFINE_RESIDUAL_UNIT

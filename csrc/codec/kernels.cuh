@@ -13,9 +13,9 @@
 // Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes,
 // blocks_per_sm, shared_bytes) for each tile of the projection kernel, X(row_groups,
 // column_groups, row_warps, planes, blocks_per_sm, shared_bytes) for each tile of many rows,
-// X(columns, warpgroups, planes, stages, windows, window_rows, is_resident, shared_bytes) for each
-// tile of sm_90a, X(columns, warpgroups, stages, windows, window_rows, is_resident, shared_bytes)
-// for each tile of a residual unit, X(head_dim) for each attention kernel.
+// X(kernel, shared_bytes, arguments of WarpgroupTile) for each tile of sm_90a, X(kernel,
+// shared_bytes, arguments of ResidualUnitTile) for each tile of a residual unit, X(head_dim) for
+// each attention kernel.
 #if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_MANY_ROW_TILES) || \
     !defined(MEGAKERNEL_CODEC_WARPGROUP_TILES) ||                                    \
     !defined(MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES) || !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
@@ -45,21 +45,16 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_CHECK_MANY_ROW_TILE)
 #undef MEGAKERNEL_CHECK_MANY_ROW_TILE
 
 #ifndef MEGAKERNEL_EMULATOR  // whose mbarriers are larger
-#define MEGAKERNEL_CHECK_WARPGROUP_TILE(columns, warpgroups, planes, stages, windows, window_rows, \
-                                        is_resident, shared_bytes)                                 \
-  static_assert(                                                                                   \
-      sizeof(WarpgroupSharedMemory<WarpgroupTile<columns, warpgroups, planes, stages, windows,     \
-                                                 window_rows, is_resident>>) == shared_bytes,      \
+#define MEGAKERNEL_CHECK_WARPGROUP_TILE(kernel, shared_bytes, ...)                         \
+  static_assert(                                                                           \
+      sizeof(WarpgroupProjectionSharedMemory<WarpgroupTile<__VA_ARGS__>>) == shared_bytes, \
       "the shared memory of a tile of sm_90a differs from codec_tiles.py");
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_CHECK_WARPGROUP_TILE)
 #undef MEGAKERNEL_CHECK_WARPGROUP_TILE
 
-#define MEGAKERNEL_CHECK_RESIDUAL_UNIT_TILE(columns, warpgroups, stages, windows, window_rows,     \
-                                            is_resident, shared_bytes)                             \
-  static_assert(                                                                                   \
-      sizeof(ResidualUnitSharedMemory<                                                             \
-             ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>>) == \
-          shared_bytes,                                                                            \
+#define MEGAKERNEL_CHECK_RESIDUAL_UNIT_TILE(kernel, shared_bytes, ...)                 \
+  static_assert(                                                                       \
+      sizeof(ResidualUnitSharedMemory<ResidualUnitTile<__VA_ARGS__>>) == shared_bytes, \
       "the shared memory of a tile of a residual unit differs from codec_unit_tiles.py");
 MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_CHECK_RESIDUAL_UNIT_TILE)
 #undef MEGAKERNEL_CHECK_RESIDUAL_UNIT_TILE

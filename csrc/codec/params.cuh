@@ -60,7 +60,8 @@ struct ProjectionParams {
   int num_taps, dilation;
   const uint4* weights;               // [columns / 8][steps][32 lanes], see weight_packing.py
   const ColumnParams* column_params;  // [num_columns]
-  // The same for tiles of warpgroup_columns columns, see weight_packing.py. 0: not packed.
+  // The same for tiles of warpgroup_columns columns and rows in shared memory, see
+  // weight_packing.py. 0: not packed.
   const uint4* warpgroup_weights;
   const ColumnParams* warpgroup_column_params;
   int warpgroup_columns;
@@ -87,6 +88,7 @@ struct ProjectionParams {
 // does not write. Otherwise the kernel computes what the two projections do.
 struct ResidualUnitParams {
   ProjectionParams convolution, pointwise;
+  const uint4* pointwise_weights;  // of tiles, for rows in registers, see weight_packing.py
   int is_reversed;  // the last rows first: those that the previous kernel has left in L2
 };
 

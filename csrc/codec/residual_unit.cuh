@@ -4,7 +4,7 @@
 // The rows between the convolutions stay in registers. After the first product a lane has eight
 // adjacent channels of every 32 of its rows, which are its operands of the second product. The
 // order of the sums and the roundings are those of the two launches of warpgroup_rows.cuh, so a
-// row has the same bits.
+// row has the same bits. All rows of a consumer are of one frame.
 #pragma once
 
 #include "warpgroup_rows.cuh"
@@ -13,20 +13,19 @@ namespace megakernel::codec {
 
 // --- static asserts ---
 
-// The sizes of a block: those of the first convolution, whose ring also has the weights of the
-// second one. The second product is computed kPartColumns columns at a time, which registers limit.
-template <int Columns, int Warpgroups, int Stages, int Windows, int WindowRows, bool IsResident>
-struct ResidualUnitTile
-    : WarpgroupTile<Columns, Warpgroups, 1, Stages, Windows, WindowRows, IsResident> {
+// The sizes of a block: those of the first convolution. The weights of the second one are one more
+// stage. The second product is computed kPartColumns columns at a time, which registers limit.
+template <int Columns, int Warpgroups, int StageSteps, int Stages, int WindowRows, int WeightSteps,
+          bool IsResident>
+struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stages, WindowRows,
+                                        false, WeightSteps, IsResident> {
   static constexpr int kPartColumns = 96;  // of the weights' packing, see weight_packing.py
   static constexpr int kParts = Columns / kPartColumns;
   static constexpr int kPartSteps = Columns / kStepChannels;
   static constexpr int kFirstSplitSteps = kPartSteps / 2;                 // K has two splits
   static constexpr int kPartStepSize = kPartColumns * kStepChannels / 8;  // in 16 bytes
-  static constexpr int kStepsPerStage = Columns / kPartColumns;
-  static constexpr int kPartStages = kPartSteps / kStepsPerStage;
   static_assert(Columns % kPartColumns == 0, "the parts are equal");
-  static_assert(Stages >= kPartStages, "a part's weights are released together");
+  static_assert(kPartSteps <= StageSteps, "the second convolution has one stage");
 };
 
 // --- shared memory ---
@@ -41,23 +40,24 @@ struct ResidualUnitSharedMemory : WarpgroupSharedMemory<T> {
 
 // --- warp roles ---
 
-// Those of warpgroup_rows.cuh.
+// Those of warpgroup_tile.cuh.
 
-// A warp copies the windows of `consumer`. It fetches the residual [rows, columns] of the tile into
-// L2, because the consumer reads it late, with few loads in flight.
+// A copy warp of `consumer` copies windows. The first one fetches the residual [rows, columns] of
+// the tile into L2, because the consumer reads it late, with few loads in flight.
 template <class T>
 DEVICE void copy_unit_windows(const ResidualUnitParams& p, WarpgroupSharedMemory<T>& shared,
-                              const WarpgroupSchedule<T>& schedule, int consumer) {
-  RingPosition<T::kWindows> at;
+                              const WarpgroupSchedule<T>& schedule, int consumer, int warp) {
+  using Window = typename WarpgroupSchedule<T>::Window;
+  RingPosition<T::kStages> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    const int first_row = schedule.first_row(tile, consumer);
-    const int num_rows = min(kWarpgroupRows, p.pointwise.num_rows - first_row);
-    if (num_rows > 0 && lane_idx() == 0) {
-      prefetch_l2_bulk(p.pointwise.residual + static_cast<long long>(first_row) * T::kColumns,
-                       num_rows * T::kColumns * static_cast<int>(sizeof(float)));
+    const int window_idx = schedule.window_idx(tile, consumer);
+    if (window_idx < Window::num_windows(p.convolution) && warp == 0 && lane_idx() == 0) {
+      const long long first_row = static_cast<long long>(window_idx) * kWarpgroupRows;
+      prefetch_l2_bulk(p.pointwise.residual + first_row * T::kColumns,
+                       kWarpgroupRows * T::kColumns * static_cast<int>(sizeof(float)));
     }
-    copy_tile_windows<T>(p.convolution, shared, first_row, consumer, at);
+    copy_tile_windows<T>(p.convolution, shared, window_idx, consumer, warp, at);
   }
 }
 
@@ -67,11 +67,11 @@ template <class T>
 DEVICE void copy_unit_weights(const ResidualUnitParams& p, WarpgroupSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule) {
   const uint64_t policy = l2_evict_last_policy();
-  RingPosition<T::kStages> at;
+  RingPosition<T::kWeightStages> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    copy_stages<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, policy, at);
-    copy_stages<T>(shared, p.pointwise.warpgroup_weights, T::kParts * T::kPartStages, policy, at);
+    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, policy, at);
+    copy_stage<T>(shared, p.pointwise_weights, T::kPartSteps * T::kStepSize, 0, policy, at);
     if (T::kIsResident) break;
   }
 }
@@ -97,17 +97,23 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
         p_(p.pointwise),
         column_params_(shared.column_params) {}
 
-  // Computes the rows from `first_row` on.
+  // Computes the next tile, whose rows begin at `first_row`.
   DEVICE void compute_tile(int first_row) {
     clear_sums(this->sums[0]);
-    Base::multiply_tile(first_row);
+    Base::multiply_tile();
     activate();
+    this->wait_for_weights();
 #pragma unroll 1
     for (int part = 0; part < T::kParts; ++part) compute_part(first_row, T::kPartColumns * part);
+    this->stage_.advance();
   }
 
  private:
   using Residual = float4[2][2];  // of rows g and g + 8: the lane's eight channels of 32
+  // The operands of a step: channels 8 t to 8 t + 7 of rows g and g + 8.
+  struct Rows {
+    uint4 low, high;
+  };
 
   // The operands of the second product: the activated totals of the first one.
   DEVICE void activate() {
@@ -121,25 +127,27 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
         low[i] = snake(fmaf(totals[0], column.scale, column.bias), column);
         high[i] = snake(fmaf(totals[2], column.scale, column.bias), column);
       }
-      middle_[step] = {{round_eight_activations(low)}, {round_eight_activations(high)}};
+      middle_[step] = {round_eight_activations(low), round_eight_activations(high)};
     }
   }
 
   // Columns `first_column` to `first_column` + kPartColumns - 1 of the second convolution. Reads
   // residual and writes residual_out [rows, columns]; writes output [rows, planes, channels].
   DEVICE void compute_part(int first_row, int first_column) {
-    const int row = first_row + thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
+    // Behind the last tile, results of its rows are computed, but not stored.
+    const bool is_valid = first_row < p_.num_rows;
+    const int row =
+        (is_valid ? first_row : 0) + thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
     const int n = first_column + 8 * (lane_idx() % 4);  // the first of the lane's channels
     const long long at = static_cast<long long>(row) * T::kColumns + n;
     float sums[2][T::kPartColumns / 2];  // of the splits of K
 #pragma unroll
     for (int split = 0; split < 2; ++split) clear_sums(sums[split]);
-    begin_products(sums);
-    Residual residual = {};  // that it occupies no registers before
-    load_residual(residual, row, at);
+    begin_products(sums, first_column);
+    Residual residual[T::kPartColumns / 32];
+    load_residual(residual[0], at);
     warpgroup_wait<0>();
-#pragma unroll
-    for (int stage = 0; stage < T::kPartStages; ++stage) this->release_weights(stage);
+    if (first_column + T::kPartColumns == T::kColumns) this->release_weights(this->stage_.entry);
 #pragma unroll
     for (int split = 0; split < 2; ++split) pin_sums(sums[split]);
     float totals[T::kPartColumns / 2];
@@ -150,6 +158,7 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
       for (int split = 0; split < 2; ++split) totals[i] += sums[split][i];
     }
     pin_sums(totals);  // before the epilogue, for which both sums leave too few registers
+    load_residual(residual[1], at + 32);
 #pragma unroll
     for (int i = 0; i < T::kPartColumns / 32; ++i) {
       float v[2][8];  // of rows g and g + 8
@@ -157,44 +166,39 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
       for (int j = 0; j < 16; ++j) {
         v[j / 8][j % 8] = totals[(4 * i + j % 8 / 2) * 4 + j / 8 * 2 + j % 2];
       }
-      add_residual(v, residual, first_column + 32 * i);
-      store_residual(v, row, at + 32 * i);
-      if (i + 1 < T::kPartColumns / 32) load_residual(residual, row, at + 32 * (i + 1));
-      store_activated(v, row, at + 32 * i, first_column + 32 * i);
+      add_residual(v, residual[i], first_column + 32 * i);
+      if (i + 2 < T::kPartColumns / 32) load_residual(residual[i + 2], at + 32 * (i + 2));
+      if (is_valid) store_residual(v, at + 32 * i);
+      store_activated(v, row, at + 32 * i, first_column + 32 * i, is_valid);
     }
   }
 
   // Begins the products of a part.
-  DEVICE void begin_products(float (&sums)[2][T::kPartColumns / 2]) {
-    auto stage = this->stage_;
-#pragma unroll
-    for (int i = 0; i < T::kPartStages; ++i, stage.advance()) {
-      wait_for_completion(this->shared_.full_weights[stage.entry],
-                          T::kIsResident ? 0 : stage.parity);
-    }
-    constexpr int kCoreColumn = 8 * 16;                    // bytes of a core matrix
-    constexpr int kHalfBytes = T::kPartStepSize * 16 / 2;  // of the weights of an instruction
+  DEVICE void begin_products(float (&sums)[2][T::kPartColumns / 2], int first_column) {
+    constexpr int kCoreBytes = 8 * 16;                            // of a core matrix
+    constexpr int kInstructionBytes = T::kPartStepSize * 16 / 2;  // of weights
+    const int part = first_column / T::kPartColumns;
+    const uint4* first = this->shared_.weights[0][this->stage_.entry * T::kStageSteps] +
+                         part * T::kPartSteps * T::kPartStepSize;
+    const MatrixDescriptor weights(first, kInstructionBytes / 2, kCoreBytes);
     warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < T::kPartSteps; ++step) {
-      const uint4* weights =
-          this->shared_.weights[this->stage_.entry] + step % T::kStepsPerStage * T::kPartStepSize;
-      const MatrixDescriptor first(weights, kHalfBytes / 2, kCoreColumn);
+      const MatrixDescriptor of_step = weights + 2 * step * kInstructionBytes;
       const int split = step >= T::kFirstSplitSteps;
       const bool adds = step > split * T::kFirstSplitSteps;
-      const uint4 low = middle_[step].low[0], high = middle_[step].high[0];
-      warpgroup_mma_f16(sums[split], {low.x, high.x, low.y, high.y}, first, adds);
-      warpgroup_mma_f16(sums[split], {low.z, high.z, low.w, high.w}, first + kHalfBytes, true);
-      if (step % T::kStepsPerStage == T::kStepsPerStage - 1) this->stage_.advance();
+      const uint4 low = middle_[step].low, high = middle_[step].high;
+      warpgroup_mma_f16(sums[split], {low.x, high.x, low.y, high.y}, of_step, adds);
+      warpgroup_mma_f16(sums[split], {low.z, high.z, low.w, high.w}, of_step + kInstructionBytes,
+                        true);
     }
     warpgroup_commit();
   }
 
-  // Loads from residual [rows, columns], element `at` for row g, which is row `row`.
-  DEVICE void load_residual(Residual& residual, int row, long long at) const {
+  // Loads from residual [rows, columns], element `at` for row g.
+  DEVICE void load_residual(Residual& residual, long long at) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r >= p_.num_rows) continue;
       const float* from = p_.residual + at + 8 * r * T::kColumns;
       residual[r][0] = load_in_order(from), residual[r][1] = load_in_order(from + 4);
     }
@@ -221,20 +225,19 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   }
 
   // Writes residual_out [rows, columns].
-  DEVICE void store_residual(const float (&v)[2][8], int row, long long at) const {
+  DEVICE void store_residual(const float (&v)[2][8], long long at) const {
     if (p_.residual_out == nullptr) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r >= p_.num_rows) continue;
       float4* to = reinterpret_cast<float4*>(p_.residual_out + at + 8 * r * T::kColumns);
       to[0] = {v[r][0], v[r][1], v[r][2], v[r][3]};
       to[1] = {v[r][4], v[r][5], v[r][6], v[r][7]};
     }
   }
 
-  // Applies the snake and writes output [rows, planes, channels].
-  DEVICE void store_activated(const float (&v)[2][8], int row, long long at,
-                              int first_column) const {
+  // Applies the snake and, if `is_valid`, writes output [rows, planes, channels].
+  DEVICE void store_activated(const float (&v)[2][8], int row, long long at, int first_column,
+                              bool is_valid) const {
     float activated[2][8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -243,10 +246,10 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 #pragma unroll
       for (int r = 0; r < 2; ++r) activated[r][i] = snake(v[r][i], snake_params);
     }
+    if (!is_valid) return;
     const int plane_size = (p_.output.num_planes - 1) * T::kColumns;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r >= p_.num_rows) continue;
       f16* to = p_.output.data + at + 8 * r * T::kColumns +
                 static_cast<long long>(row + 8 * r) * plane_size;
       store_eight_activations(to, plane_size, activated[r]);
@@ -255,13 +258,13 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 
   const ProjectionParams& p_;  // of the second convolution
   const ColumnParams (&column_params_)[2][T::kColumns];
-  typename Base::Rows middle_[T::kPartSteps];
+  Rows middle_[T::kPartSteps];
 };
 
 // --- body ---
 
 // The kernel of a residual unit. Reads input [rows, 1, channels] and its history, residual [rows,
-// columns], and the warpgroup_weights of both convolutions. Writes residual_out [rows, columns] and
+// columns], and the weights of both convolutions for tiles. Writes residual_out [rows, columns] and
 // output [rows, planes, channels] of the second convolution.
 template <class T>
 DEVICE void compute_residual_unit(const ResidualUnitParams& p,
@@ -275,15 +278,16 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
   }
   sync_all_threads();
   const WarpgroupSchedule<T> schedule(p.convolution, p.is_reversed);
-  const int warpgroup = uniform_warp_idx() / 4, warp = uniform_warp_idx() % 4;
-  if (warpgroup == T::kWarpgroups) {
+  const int warpgroup = uniform_warp_idx() / 4;
+  if (warpgroup >= T::kWarpgroups) {
     lower_register_limit<T::kCopyRegisters>();
-    if (warp == 3) {  // weights do not depend on the previous kernel
-      copy_unit_weights<T>(p, shared, schedule);
+    const int warp = uniform_warp_idx() - 4 * T::kWarpgroups, consumer = warp / T::kCopyWarps;
+    if (consumer < T::kWarpgroups) {
       wait_for_prerequisite_grids();
-    } else {
+      copy_unit_windows<T>(p, shared, schedule, consumer, warp % T::kCopyWarps);
+    } else {  // weights do not depend on the previous kernel
+      if (warp == T::kWarpgroups * T::kCopyWarps) copy_unit_weights<T>(p, shared, schedule);
       wait_for_prerequisite_grids();
-      if (warp < T::kWarpgroups) copy_unit_windows<T>(p, shared, schedule, warp);
     }
   } else {
     raise_register_limit<T::kConsumerRegisters>();
@@ -291,7 +295,7 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
     ResidualUnitConsumer<T> consumer(p, shared, schedule, warpgroup);
 #pragma unroll 1
     for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-      consumer.compute_tile(schedule.first_row(tile, warpgroup));
+      consumer.compute_tile(schedule.window_idx(tile, warpgroup) * kWarpgroupRows);
     }
   }
 }

@@ -61,12 +61,14 @@ class ResidualUnitLaunch:
     Attributes:
         convolution: The convolution of several taps.
         pointwise: The one of one tap, which reads the output of the other.
+        pointwise_weights: Address of the second weights for rows in registers; None: no tile fits.
         is_reversed: Whether the last rows come first.
         kernels: The compiled kernels.
     """
 
     convolution: ProjectionLaunch
     pointwise: ProjectionLaunch
+    pointwise_weights: int | None
     is_reversed: bool
     kernels: CodecKernels
 
@@ -85,5 +87,6 @@ class ResidualUnitLaunch:
         return ResidualUnitParams(
             self.convolution.params_of(num_frames),
             self.pointwise.params_of(num_frames),
+            self.pointwise_weights,
             self.is_reversed,
         )

@@ -353,7 +353,10 @@ class KernelLayers:
             residual_out=residual_out,
             epilogue=Epilogue.SNAKE,
         )
-        unit = ResidualUnitLaunch(first, second, is_reversed, self._kernels)
+        weights = None
+        if columns := second.params.warpgroup_columns:
+            weights = self._address(packing.for_warpgroups(pointwise, columns, rows="registers"))
+        unit = ResidualUnitLaunch(first, second, weights, is_reversed, self._kernels)
         separate = (self._launch(first), self._launch(second))
         self.layers.append(LayerLaunches(self.stage, separate, unit.launch, unit.is_one_launch))
 
@@ -421,10 +424,10 @@ class KernelLayers:
         columns = warpgroup_columns(params)
         if columns == 0:
             return
-        weights, column_params = packing.for_warpgroups(packed, columns)
+        weights = packing.for_warpgroups(packed, columns, rows="shared memory")
         params.warpgroup_columns = columns
         params.warpgroup_weights = self._address(weights)
-        params.warpgroup_column_params = self._address(column_params)
+        params.warpgroup_column_params = self._address(packing.columns_for_warpgroups(packed))
 
     def _build_state_update(self) -> StateUpdateParams:
         num_layers = len(self.with_history)

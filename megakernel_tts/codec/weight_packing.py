@@ -7,6 +7,7 @@ layers.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,29 +89,40 @@ def pack(
     )
 
 
-def for_warpgroups(packed: Packed, tile_columns: int) -> tuple[Tensor, Tensor]:
-    """Packs a layer once more, for csrc/codec/warpgroup_rows.cuh.
+def for_warpgroups(
+    packed: Packed, tile_columns: int, *, rows: Literal["shared memory", "registers"]
+) -> Tensor:
+    """Packs a layer once more, for csrc/codec/warpgroup_rows.cuh and residual_unit.cuh.
 
-    The matrix instruction i of a step takes channels 8 t + 4 i to 8 t + 4 i + 3 of every lane t, as
-    the instructions of the other kernels do. It leaves columns 2 t and 2 t + 1 of every eight in
-    lane t; the columns are permuted so that of every 32 these are channels 8 t to 8 t + 7.
+    The matrix instruction i of a step takes channels 8 t + 4 i to 8 t + 4 i + 3 of every t, as the
+    instructions of the other kernels do. It leaves columns 2 t and 2 t + 1 of every eight in lane t;
+    the columns are permuted so that of every 32 these are channels 8 t to 8 t + 7.
 
     Args:
         packed: The layer.
         tile_columns: Columns of a tile, a multiple of 32 that divides the layer's.
+        rows: Where the other operand is. In shared memory, four channels are adjacent: a half of K
+            has those of two t. In registers of lane t, two are: a half has two channels of every t.
 
     Returns:
-        float16 [columns / tile_columns, steps, 2 instructions, 2 halves of K, tile_columns, 8], and
-        float32 [columns, 4]: `Packed.columns`; of every 32, first channel 0 of each lane's eight,
-        then channel 1 of each.
+        float16 [columns / tile_columns, steps, 2 instructions, 2 halves of K, tile_columns, 8].
     """
     steps = packed.taps * packed.channels // STEP_CHANNELS
-    # [tile, 32 columns, t, pair, odd, step, t of K, instruction, half, pair of channels]
     w = packed.weights.unflatten(2, (8, 4)).movedim(1, 2)  # [columns / 8, 8, steps, 4, 8]
-    w = w.reshape(-1, tile_columns // 32, 4, 4, 2, steps, 4, 2, 2, 2)
-    w = w.permute(0, 5, 7, 8, 1, 3, 2, 4, 6, 9).flatten(4, 7).flatten(5, 6)
-    columns = packed.columns.unflatten(0, (-1, 4, 8)).transpose(1, 2).flatten(0, 2)
-    return w.contiguous(), columns.contiguous()
+    # [tile, 32 columns, t, pair, odd, step, ...]; the columns become [32 columns, pair, t, odd]
+    w = w.reshape(-1, tile_columns // 32, 4, 4, 2, steps, STEP_CHANNELS)
+    if rows == "registers":
+        w = w.unflatten(-1, (4, 2, 2, 2))  # [t of K, instruction, half, channel]
+        w = w.permute(0, 5, 7, 8, 1, 3, 2, 4, 6, 9)
+    else:
+        w = w.unflatten(-1, (2, 2, 2, 4))  # [half, t of K, instruction, channel]
+        w = w.permute(0, 5, 8, 6, 1, 3, 2, 4, 7, 9)
+    return w.flatten(4, 7).flatten(5, 6).contiguous()
+
+
+def columns_for_warpgroups(packed: Packed) -> Tensor:
+    """`Packed.columns` [columns, 4]; of every 32, first channel 0 of each lane's eight, and so on."""
+    return packed.columns.unflatten(0, (-1, 4, 8)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def linear(

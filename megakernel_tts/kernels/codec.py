@@ -56,13 +56,11 @@ def codec_program() -> Program:
         for tile in MANY_ROW_TILES
     )
     warpgroup_tiles = " ".join(
-        f"X({tile.columns}, {tile.warpgroups}, {tile.planes}, {tile.stages}, {tile.windows}, "
-        f"{tile.window_rows}, {str(tile.is_resident).lower()}, {tile.shared_bytes})"
+        f"X({tile.kernel}, {tile.shared_bytes}, {tile.template_arguments})"
         for tile in WARPGROUP_TILES
     )
     unit_tiles = " ".join(
-        f"X({tile.columns}, {tile.warpgroups}, {tile.stages}, {tile.windows}, {tile.window_rows}, "
-        f"{str(tile.is_resident).lower()}, {tile.shared_bytes})"
+        f"X({tile.kernel}, {tile.shared_bytes}, {tile.template_arguments})"
         for tile in RESIDUAL_UNIT_TILES
     )
     kernels = (
@@ -165,7 +163,7 @@ class CodecKernels:
                 must be complete then.
         """
         tile = self._choose(params, self._num_sms)
-        num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+        num_blocks = tile.num_blocks(params)
         if isinstance(tile, WarpgroupTile):
             num_blocks = min(num_blocks, self._num_sms)  # a block has several tiles
         config = LaunchConfig(

@@ -109,6 +109,7 @@ class ResidualUnitParams(DeviceStruct):
     _fields_ = (
         ("convolution", ProjectionParams),
         ("pointwise", ProjectionParams),
+        ("pointwise_weights", pointer("const uint4")),
         ("is_reversed", c_int),
     )
 

@@ -1,5 +1,6 @@
 """The tiles of the codec's projection kernels, and the choice between them."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ _MANY_ROW_STAGES = 4
 _ROW_POOL_SIZE = 3328  # units of 16 bytes
 _MAX_WINDOW_ROWS = 448
 _NUM_WARPS = BLOCK_THREADS // 32
+COLUMN_PARAMS_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,12 @@ class Tile:
         return 2 if small and self.planes == 1 else 1
 
     @property
+    def has_one_step_in_flight(self) -> bool:
+        """Whether the loads of two steps exceed the registers; `kStepsPerBatch` in C++ is 1."""
+        registers_per_step = 8 * (self.row_groups * self.planes + self.column_groups)
+        return 2 * registers_per_step > (64 if self.blocks_per_sm == 2 else 128)
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return BLOCK_THREADS
@@ -66,9 +74,9 @@ class Tile:
         """Name of the kernel."""
         return f"codec_project_{self.row_groups}_{self.column_groups}_{self.k_splits}_{self.planes}"
 
-    def num_blocks(self, num_rows: int, num_columns: int) -> int:
+    def num_blocks(self, params: ProjectionParams) -> int:
         """Thread blocks of a launch."""
-        return -(-num_rows // self.rows) * (num_columns // self.columns)
+        return -(-params.num_rows // self.rows) * (params.num_columns // self.columns)
 
 
 # (Splits of K, planes) -> groups of rows and of columns of the tiles; of equal estimates the first
@@ -80,7 +88,7 @@ _SIZES = {
     (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
     (2, 2): ((2, 1), (2, 2), (2, 4), (4, 4)),
     (4, 2): ((2, 1), (2, 4), (4, 4)),
-    (8, 2): ((2, 1), (2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
+    (8, 2): ((2, 1), (2, 4), (4, 4), (4, 6), (1, 1), (1, 2), (1, 4)),
 }
 
 
@@ -152,9 +160,9 @@ class ManyRowTile:
             f"_{self.planes}"
         )
 
-    def num_blocks(self, num_rows: int, num_columns: int) -> int:
+    def num_blocks(self, params: ProjectionParams) -> int:
         """Thread blocks of a launch."""
-        return -(-num_rows // self.rows) * (num_columns // self.columns)
+        return -(-params.num_rows // self.rows) * (params.num_columns // self.columns)
 
     def fits(self, params: ProjectionParams) -> bool:
         """Whether a launch has whole tiles of columns, and its windows of rows fit."""
@@ -184,85 +192,119 @@ MANY_ROW_TILES = tuple(
 )
 
 
+def _interleaved_frames(params: ProjectionParams) -> int:
+    """Frames of which a warpgroup has rows; `InterleavedWindow` in csrc/codec/row_window.cuh."""
+    return WARPGROUP_ROWS // math.gcd(WARPGROUP_ROWS, params.input.rows_per_frame)
+
+
 @dataclass(frozen=True)
 class WarpgroupTile:
     """A tile of the projection kernel of sm_90a; `WarpgroupTile` in csrc/codec/warpgroup_rows.cuh.
 
     Attributes:
-        columns: Columns of a thread block.
+        columns: Columns of a warpgroup.
         warpgroups: Warpgroups that multiply, with 64 rows each.
         planes: Planes of the input.
-        stages: Steps of weights in shared memory.
-        windows: Windows of rows in shared memory, of a warpgroup.
-        window_rows: The most rows of a window.
-        is_resident: Whether all weights of a layer are in shared memory.
+        stage_steps: Steps of K that are copied at once: the taps of a step of channels, or for one
+            tap as many steps of channels.
+        stages: Stages in shared memory.
+        window_rows: The most rows of a window of a stage.
+        shares_rows: Whether the warpgroups have the same rows and other columns.
     """
 
     columns: int
     warpgroups: int
     planes: int
+    stage_steps: int
     stages: int
-    windows: int
     window_rows: int
-    is_resident: bool
+    shares_rows: bool
 
     @property
-    def has_residual(self) -> bool:
-        """Whether the kernel reads and writes residuals."""
-        return self.columns < 192
+    def template_arguments(self) -> str:
+        """Of the tile in C++."""
+        shares_rows = str(self.shares_rows).lower()
+        return (
+            f"{self.columns}, {self.warpgroups}, {self.planes}, {self.stage_steps}, {self.stages}, "
+            f"{self.window_rows}, {shares_rows}"
+        )
 
     @property
-    def rows(self) -> int:
-        """Rows of a thread block."""
-        return WARPGROUP_ROWS * self.warpgroups
+    def row_tiles(self) -> int:
+        """Tiles of 64 rows of a thread block."""
+        return 1 if self.shares_rows else self.warpgroups
+
+    @property
+    def column_tiles(self) -> int:
+        """Tiles of `columns` columns of a thread block."""
+        return self.warpgroups if self.shares_rows else 1
+
+    @property
+    def reads_residual(self) -> bool:
+        """Whether the kernel reads residuals."""
+        return self.columns * (1 + self.planes) <= 192
 
     @property
     def threads(self) -> int:
-        """Threads of a block; one more warpgroup copies."""
-        return WARPGROUP_THREADS * (self.warpgroups + 1)
+        """Threads of a block: beside three warpgroups that multiply one copies, else two."""
+        return WARPGROUP_THREADS * (self.warpgroups + (1 if self.warpgroups == 3 else 2))
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory: stages of weights, windows of rows, their addresses, mbarriers."""
-        weights = self.stages * self.columns * 2 * STEP_CHANNELS
-        windows = self.windows * self.planes * self.window_rows * 2 * STEP_CHANNELS
+        """Dynamic shared memory: `stage_bytes`, and the columns' parameters for every warp."""
+        params = 4 * self.warpgroups * self.columns * COLUMN_PARAMS_BYTES
+        return self.stage_bytes + params
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of stages of weights and rows, addresses of rows, and mbarriers."""
+        weights = self.stages * self.stage_steps * self.columns * 2 * STEP_CHANNELS
+        windows = self.stages * self.planes * self.window_rows * 2 * STEP_CHANNELS
         addresses = 8 * self.window_rows
-        mbarriers = 2 * 8 * (self.stages + self.warpgroups * self.windows)
-        return weights + self.warpgroups * (windows + addresses) + mbarriers
+        mbarriers = 2 * 8 * self.stages * (1 + self.row_tiles)
+        return self.column_tiles * weights + self.row_tiles * (windows + addresses) + mbarriers
 
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
-        return f"codec_project_warpgroups_{self.columns}_{self.warpgroups}_{self.planes}"
+        name = f"codec_project_warpgroups_{self.columns}_{self.stage_steps}_{self.planes}"
+        return name + "_shared_rows" * self.shares_rows
 
-    def num_blocks(self, num_rows: int, num_columns: int) -> int:
+    def num_blocks(self, params: ProjectionParams) -> int:
         """Tiles of a launch."""
-        return -(-num_rows // self.rows) * (num_columns // self.columns)
+        rows_per_frame, frames = params.input.rows_per_frame, _interleaved_frames(params)
+        num_frames = -(-params.num_rows // (rows_per_frame * frames)) * frames
+        num_windows = num_frames * rows_per_frame // WARPGROUP_ROWS
+        num_columns = self.columns * self.column_tiles
+        return -(-num_windows // self.row_tiles) * (params.num_columns // num_columns)
 
     def fits(self, params: ProjectionParams) -> bool:
         """Whether the weights of a launch are packed for the tile, and its windows of rows fit."""
-        num_frames = _max_frames(WARPGROUP_ROWS, params.input.rows_per_frame)
-        window_rows = WARPGROUP_ROWS + num_frames * (params.num_taps - 1) * params.dilation
-        num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-        all_weights = params.num_columns == self.columns and num_steps <= self.stages
+        taps, num_frames = params.num_taps, _interleaved_frames(params)
+        window_rows = WARPGROUP_ROWS + num_frames * (taps - 1) * params.dilation
+        window_rows = -(-window_rows // 4) * 4  # four are copied at once
+        num_steps = taps * params.input.num_channels // STEP_CHANNELS
         return (
             self.planes == params.input.num_planes
             and self.columns == params.warpgroup_columns
-            and window_rows <= self.window_rows
-            and (all_weights or not self.is_resident)
-            and (self.has_residual or not (params.residual or params.residual_out))
+            and params.num_columns % (self.columns * self.column_tiles) == 0
+            and taps in (1, self.stage_steps)
+            and num_steps % self.stage_steps == 0
+            and window_rows * self.stage_steps // taps <= self.window_rows
+            and (self.reads_residual or not params.residual)
         )
 
 
-# The last one is for layers of 96 channels.
 WARPGROUP_TILES = tuple(
     WarpgroupTile(*sizes)
     for sizes in (
-        (96, 2, 1, 14, 5, 172, False),
-        (128, 2, 1, 10, 5, 172, False),
-        (192, 2, 1, 8, 6, 118, False),
-        (96, 2, 2, 10, 4, 160, False),
-        (96, 3, 1, 21, 4, 118, True),
+        (96, 2, 1, 7, 3, 178, False),
+        (128, 2, 1, 7, 2, 178, False),
+        (96, 2, 1, 3, 4, 194, True),
+        (96, 2, 2, 2, 6, 82, False),
+        (96, 2, 2, 2, 6, 82, True),
+        (64, 1, 2, 4, 4, 258, False),
+        (64, 1, 2, 7, 4, 162, False),
     )
 )
 
@@ -270,13 +312,17 @@ WARPGROUP_TILES = tuple(
 def warpgroup_columns(params: ProjectionParams) -> int:
     """Columns of the tiles that a layer's weights are packed for on sm_90a; 0: none.
 
-    The convolutions of the decoder's blocks: those of one tap load and store more for each product,
-    and are faster with narrow tiles.
+    The convolutions of the decoder's blocks have wide tiles. Those of one tap load and store more
+    for each product, and are faster with narrow tiles. The layers before them have few rows, and
+    the narrowest tiles.
     """
-    one_plane = params.input.num_planes == 1
-    if params.epilogue.value != Epilogue.SNAKE or params.output.num_channels % 96:
+    two_planes, channels = params.input.num_planes == 2, params.output.num_channels
+    if two_planes and params.num_taps != 2 and params.norm_channels == 0:
+        epilogues = (Epilogue.LINEAR, Epilogue.SNAKE, Epilogue.GELU)
+        return 64 if params.epilogue.value in epilogues and channels % 64 == 0 else 0
+    if params.epilogue.value != Epilogue.SNAKE or channels % 96:
         return 0
-    if one_plane and params.num_taps > 1:
+    if params.num_taps > 1 and not two_planes:
         return {192: 192, 384: 128}.get(params.num_columns, 96)
     return 96
 
@@ -295,49 +341,51 @@ def num_k_splits(params: ProjectionParams) -> int:
 
 
 def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H100.
+    """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
     The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
-    its first-level cache.
+    its first-level cache, of which fewer are in flight if registers suffice for one step only.
     """
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-    num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+    num_blocks = tile.num_blocks(params)
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
     blocks_per_sm = -(-num_blocks // num_sms)
     groups = tile.row_groups * tile.planes + tile.column_groups
+    loads = blocks_per_sm * 0.049 * num_steps / tile.k_splits * groups
     return (
-        num_waves * (1.0 + 1.2e-3 * tile.rows * tile.columns)
-        + blocks_per_sm * 0.033 * num_steps / tile.k_splits * groups
+        num_waves * (2.3 + 6.4e-4 * tile.rows * tile.columns)
+        + loads * (1.5 if tile.has_one_step_in_flight else 1.0)
     )
 
 
 def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms: int) -> float:
     """Estimated time of a launch of many rows, fitted in the same way.
 
-    Every wave of blocks has a prologue, an epilogue that grows with the tile, and for each step the
-    matrix instructions and the loads of a warp's operands. A block that is alone on its
-    multiprocessor overlaps less.
+    Every wave of blocks has a prologue, an epilogue that grows with the tile, and the matrix
+    instructions of each step. A block that is alone on its multiprocessor overlaps less.
     """
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-    num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+    num_blocks = tile.num_blocks(params)
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
-    products = tile.rows * tile.columns * (4.2e-4 + 1.6e-5 * tile.planes * num_steps)
-    loads = 7e-3 * num_steps * (tile.row_groups * tile.planes + tile.column_groups)
+    products = tile.rows * tile.columns * (9.4e-5 + 3.9e-5 * tile.planes * num_steps)
     solo_factor = 1.07 if tile.blocks_per_sm == 1 else 1.0
-    return solo_factor * num_waves * (7.0 + tile.blocks_per_sm * (products + loads))
+    return solo_factor * num_waves * (7.9 + tile.blocks_per_sm * products)
 
 
 def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch on sm_90a; the choice with it was fitted to measured times.
+    """Estimated time of a launch on sm_90a, fitted in the same way.
 
-    Every tile of a block has a prologue, the products of its steps, and an epilogue that reads and
-    writes global memory.
+    Every tile of a block has a prologue, the products of its steps, the copies of its windows, and
+    an epilogue that reads and writes global memory.
     """
-    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-    num_tiles = -(-tile.num_blocks(params.num_rows, params.num_columns) // num_sms)
-    products = 6.7e-4 * tile.warpgroups * tile.columns * tile.planes * num_steps
+    num_channel_steps = params.input.num_channels // STEP_CHANNELS
+    num_tiles = -(-tile.num_blocks(params) // num_sms)
+    num_columns = tile.warpgroups * tile.columns
+    products = 6.6e-4 * num_columns * tile.planes * params.num_taps * num_channel_steps
+    copies = 0.065 * tile.row_tiles * tile.planes * num_channel_steps
     value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
-    return 1.5 + num_tiles * (3.2 + products + 3.0e-5 * tile.rows * tile.columns * value_bytes)
+    accesses = 1.1e-5 * WARPGROUP_ROWS * num_columns * value_bytes
+    return 2.1 + num_tiles * (4.0 + products + copies + accesses)
 
 
 AnyTile = Tile | ManyRowTile | WarpgroupTile

@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megakernel_tts.kernels.codec_structs import STEP_CHANNELS, ResidualUnitParams
-from megakernel_tts.kernels.codec_tiles import WarpgroupTile, least_time_us
+from megakernel_tts.kernels.codec_structs import (
+    STEP_CHANNELS,
+    WARPGROUP_ROWS,
+    ProjectionParams,
+    ResidualUnitParams,
+)
+from megakernel_tts.kernels.codec_tiles import COLUMN_PARAMS_BYTES, WarpgroupTile, least_time_us
 
 _PART_COLUMNS = 96  # of the second product at a time
 _NUM_K_SPLITS = 2  # of the second product
-_COLUMN_PARAMS_BYTES = 16
-# Start and end of a launch. The estimates of projections are below their times by this or more.
-_LAUNCH_US = 1.5
 
 
 @dataclass(frozen=True)
@@ -20,70 +22,83 @@ class ResidualUnitTile:
     Attributes:
         columns: Columns of a thread block, all of the unit.
         warpgroups: Warpgroups that multiply, with 64 rows each.
-        stages: Stages of weights in shared memory; one has a step of the first convolution.
-        windows: Windows of rows in shared memory, of a warpgroup.
+        stage_steps: Taps of the first convolution.
+        stages: Stages of rows in shared memory.
         window_rows: The most rows of a window.
+        weight_steps: Steps of weights in shared memory.
         is_resident: Whether all weights of the unit are in shared memory.
     """
 
     columns: int
     warpgroups: int
+    stage_steps: int
     stages: int
-    windows: int
     window_rows: int
+    weight_steps: int
     is_resident: bool
 
     @property
     def convolution(self) -> WarpgroupTile:
-        """The tile of the first convolution, with the stages that it may fill."""
-        stages = self.stages - self._pointwise_stages if self.is_resident else self.stages
+        """The tile of the first convolution, without weights that stay in shared memory."""
         return WarpgroupTile(
             self.columns,
             self.warpgroups,
             1,
-            stages,
-            self.windows,
+            self.stage_steps,
+            self.stages,
             self.window_rows,
-            self.is_resident,
+            shares_rows=False,
+        )
+
+    @property
+    def template_arguments(self) -> str:
+        """Of the tile in C++."""
+        is_resident = str(self.is_resident).lower()
+        return (
+            f"{self.columns}, {self.warpgroups}, {self.stage_steps}, {self.stages}, "
+            f"{self.window_rows}, {self.weight_steps}, {is_resident}"
         )
 
     @property
     def rows(self) -> int:
         """Rows of a thread block."""
-        return self.convolution.rows
+        return WARPGROUP_ROWS * self.warpgroups
 
     @property
     def threads(self) -> int:
-        """Threads of a block; one more warpgroup copies."""
+        """Threads of a block."""
         return self.convolution.threads
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: that of a `WarpgroupTile`, and the columns' parameters."""
-        stage_bytes = self.columns * 2 * STEP_CHANNELS + 2 * 8  # with its mbarriers
-        further = (self.stages - self.convolution.stages) * stage_bytes
-        params = 2 * self.columns * _COLUMN_PARAMS_BYTES
-        return self.convolution.shared_bytes + further + params
+        further_steps = self.weight_steps - self.stages * self.stage_steps
+        further_stages = -(-further_steps // self.stage_steps)
+        weights = further_steps * self.columns * 2 * STEP_CHANNELS
+        params = 2 * self.columns * COLUMN_PARAMS_BYTES
+        return self.convolution.stage_bytes + weights + 2 * 8 * further_stages + params
 
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
         return f"codec_residual_unit_{self.columns}_{self.warpgroups}"
 
-    @property
-    def _pointwise_stages(self) -> int:
-        """Stages with the weights of the second convolution."""
-        return self.columns // STEP_CHANNELS
-
     def num_blocks(self, num_rows: int) -> int:
         """Tiles of a launch."""
         return -(-num_rows // self.rows)
+
+    @staticmethod
+    def _num_steps(*projections: ProjectionParams) -> int:
+        """Steps of K of projections."""
+        return sum(p.num_taps * p.input.num_channels // STEP_CHANNELS for p in projections)
 
     def fits(self, params: ResidualUnitParams) -> bool:
         """Whether the weights of a unit are packed for the tile, and its windows of rows fit."""
         first, second = params.convolution, params.pointwise
         return bool(
             self.convolution.fits(first)
+            and (not self.is_resident or self._num_steps(first, second) == self.weight_steps)
+            and first.input.rows_per_frame % WARPGROUP_ROWS == 0
             and first.num_columns == first.output.num_channels == self.columns
             and second.num_columns == second.output.num_channels == self.columns
             and second.num_taps == 1
@@ -95,8 +110,8 @@ class ResidualUnitTile:
 
 
 RESIDUAL_UNIT_TILES = (
-    ResidualUnitTile(96, 3, 24, 3, 118, True),
-    ResidualUnitTile(192, 2, 10, 6, 118, False),
+    ResidualUnitTile(96, 3, 7, 3, 122, 24, True),
+    ResidualUnitTile(192, 2, 7, 2, 122, 14, False),
 )
 
 
@@ -119,10 +134,10 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
     num_tiles = -(-tile.num_blocks(first.num_rows) // num_sms)
-    products = 7.7e-4 * tile.warpgroups * tile.columns * num_steps  # 70 % of the peak
+    products = 6.9e-4 * tile.warpgroups * tile.columns * num_steps  # 80 % of the peak
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
-    accesses = 1.7e-5 * tile.rows * tile.columns * value_bytes
-    return _LAUNCH_US + num_tiles * (5.9 + products + accesses)
+    accesses = 2.8e-5 * tile.rows * tile.columns * value_bytes
+    return 0.75 + num_tiles * (3.1 + products + accesses)
 
 
 def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
@@ -136,7 +151,7 @@ def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTi
         The tile; None if two launches take less time by the estimate, or no tile fits.
     """
     projections = (params.convolution, params.pointwise)
-    least_us = sum(_LAUNCH_US + least_time_us(p, num_sms) for p in projections)
+    least_us = sum(least_time_us(p, num_sms) for p in projections)
     chosen = None
     for tile in fitting_unit_tiles(params):
         tile_us = estimate_unit_us(tile, params, num_sms)

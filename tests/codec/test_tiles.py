@@ -13,16 +13,14 @@ from megakernel_tts.kernels.codec_tiles import (
     warpgroup_columns,
 )
 
-_FOLDER = Path(__file__).parents[2] / "bench/results"
+_FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h200.json"
 _NUM_SMS = 132
 
 
-@pytest.mark.parametrize("gpu", ["h100", "h200"])
 @pytest.mark.parametrize(("num_frames", "most"), [(1, 1.02), (8, 1.01), (64, 1.01), (256, 1.01)])
-def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float, gpu: str) -> None:
+def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> None:
     """In sum over the projections of different shapes."""
-    file = _FOLDER / f"codec-tiles-{gpu}.json"
-    layers = json.loads(file.read_text())[f"us_of_{num_frames}_frames"]["launches"]
+    layers = json.loads(_FILE.read_text())[f"us_of_{num_frames}_frames"]["launches"]
     launches = [launch for layer in layers for launch in layer.get("separate", [layer])]
     chosen_us = fastest_us = 0.0
     for launch in launches:
@@ -50,10 +48,10 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float, gpu: 
     assert chosen_us <= most * fastest_us
 
 
-@pytest.mark.parametrize("channels", [96, 192, 384, 768])
+@pytest.mark.parametrize("channels", [96, 384, 768])
 def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
-    """For the 7-tap convolutions of a codec whose weights are packed; not for one frame."""
-    rows_per_frame = {96: 1920, 192: 640, 384: 160, 768: 32}[channels]
+    """For the 7-tap convolutions; not for one frame. Those of 192 channels are parts of units."""
+    rows_per_frame = {96: 1920, 384: 160, 768: 32}[channels]
     for num_frames in (1, 64, 256):
         params = ProjectionParams(
             num_rows=num_frames * rows_per_frame,

@@ -30,24 +30,19 @@ MEGAKERNEL_CODEC_TILES(MEGAKERNEL_EMULATE_PROJECTION)
   }
 MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_EMULATE_MANY_ROW_PROJECTION)
 
-#define MEGAKERNEL_EMULATE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, windows,  \
-                                                window_rows, is_resident, shared_bytes)        \
-  extern "C" void codec_project_warpgroups_##columns##_##warpgroups##_##planes(                \
-      const ProjectionParams* p, int num_blocks) {                                             \
-    using T =                                                                                  \
-        WarpgroupTile<columns, warpgroups, planes, stages, windows, window_rows, is_resident>; \
-    static WarpgroupSharedMemory<T> shared;                                                    \
-    run(num_blocks, T::kThreads, [&] { project_with_warpgroups<T>(*p, shared); });             \
+#define MEGAKERNEL_EMULATE_WARPGROUP_PROJECTION(kernel, shared_bytes, ...)         \
+  extern "C" void kernel(const ProjectionParams* p, int num_blocks) {              \
+    using T = WarpgroupTile<__VA_ARGS__>;                                          \
+    static WarpgroupProjectionSharedMemory<T> shared;                              \
+    run(num_blocks, T::kThreads, [&] { project_with_warpgroups<T>(*p, shared); }); \
   }
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_EMULATE_WARPGROUP_PROJECTION)
 
-#define MEGAKERNEL_EMULATE_RESIDUAL_UNIT(columns, warpgroups, stages, windows, window_rows,     \
-                                         is_resident, shared_bytes)                             \
-  extern "C" void codec_residual_unit_##columns##_##warpgroups(const ResidualUnitParams* p,     \
-                                                               int num_blocks) {                \
-    using T = ResidualUnitTile<columns, warpgroups, stages, windows, window_rows, is_resident>; \
-    static ResidualUnitSharedMemory<T> shared;                                                  \
-    run(num_blocks, T::kThreads, [&] { compute_residual_unit<T>(*p, shared); });                \
+#define MEGAKERNEL_EMULATE_RESIDUAL_UNIT(kernel, shared_bytes, ...)              \
+  extern "C" void kernel(const ResidualUnitParams* p, int num_blocks) {          \
+    using T = ResidualUnitTile<__VA_ARGS__>;                                     \
+    static ResidualUnitSharedMemory<T> shared;                                   \
+    run(num_blocks, T::kThreads, [&] { compute_residual_unit<T>(*p, shared); }); \
   }
 MEGAKERNEL_CODEC_RESIDUAL_UNIT_TILES(MEGAKERNEL_EMULATE_RESIDUAL_UNIT)
 

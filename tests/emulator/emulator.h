@@ -101,8 +101,10 @@ class PinnedAddress {
 // --- math.cuh: the matrix instruction ---
 
 using Row = float __attribute__((vector_size(32)));
+using DoubleRow = double __attribute__((vector_size(64)));
 
 struct Bf16Numbers {
+  using Sums = Row;
   static Row unpack(const uint16_t* numbers) {
     using Uint16x8 = uint16_t __attribute__((vector_size(16)));
     using Uint32x8 = uint32_t __attribute__((vector_size(32)));
@@ -110,20 +112,15 @@ struct Bf16Numbers {
     memcpy(&packed, numbers, sizeof packed);
     return reinterpret_cast<Row>(__builtin_convertvector(packed, Uint32x8) << 16);
   }
-  static void add(Row& sums, float x, const Row& even, float y, const Row& odd) {
-    sums += x * even;
-    sums += y * odd;
-  }
 };
+// As on a GPU, the order of the numbers of K within an instruction does not change its sums.
 struct F16Numbers {
+  using Sums = DoubleRow;
   static Row unpack(const uint16_t* numbers) {
     using Int16x8 = int16_t __attribute__((vector_size(16)));
     Int16x8 packed;
     memcpy(&packed, numbers, sizeof packed);
     return __builtin_ia32_vcvtph2ps256(packed);  // __builtin_convertvector takes them one by one
-  }
-  static void add(Row& sums, float x, const Row& even, float y, const Row& odd) {
-    sums += x * even + y * odd;
   }
 };
 
@@ -150,15 +147,19 @@ inline void get_sums(const MmaOperands& warp, int lane, float* sums) {
 
 template <class Numbers>
 inline void multiply_warp(MmaOperands& warp) {
-  Row a[16][2], b[16];
-  for (int k = 0; k < 16; ++k) b[k] = Numbers::unpack(warp.b[k]);
+  using Sums = typename Numbers::Sums;
+  Row a[16][2];
+  Sums b[16];
+  for (int k = 0; k < 16; ++k) b[k] = __builtin_convertvector(Numbers::unpack(warp.b[k]), Sums);
   for (int row = 0; row < 16; ++row) {
     for (int half = 0; half < 2; ++half) a[row][half] = Numbers::unpack(&warp.a[row][8 * half]);
   }
   for (int row = 0; row < 16; ++row) {
     const float* values = reinterpret_cast<const float*>(a[row]);
-    Row& sums = *reinterpret_cast<Row*>(warp.sums[row]);
-    for (int k = 0; k < 16; k += 2) Numbers::add(sums, values[k], b[k], values[k + 1], b[k + 1]);
+    Row& rounded = *reinterpret_cast<Row*>(warp.sums[row]);
+    Sums sums = __builtin_convertvector(rounded, Sums);
+    for (int k = 0; k < 16; ++k) sums += values[k] * b[k];
+    rounded = __builtin_convertvector(sums, Row);
   }
 }
 
@@ -265,6 +266,9 @@ inline void load_shared_if(bool wanted, const uint4& at, uint4& v) {
 inline uint4 load_shared_volatile(const uint4* shared) { return *shared; }
 inline float4 load_in_order(const float* at) { return *reinterpret_cast<const float4*>(at); }
 inline void copy_async_8_bytes(uint2* shared, const void* global) { memcpy(shared, global, 8); }
+inline void copy_async_8_bytes_if(bool wanted, uint2* shared, const void* global) {
+  if (wanted) copy_async_8_bytes(shared, global);
+}
 inline void copy_async_wait_all() {}
 inline void copy_async_16_bytes(uint4* shared, const void* global) { memcpy(shared, global, 16); }
 inline void copy_async_commit() {}

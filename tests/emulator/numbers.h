@@ -73,6 +73,7 @@ inline float2 unpack_f16(uint32_t bits) {
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float approx_reciprocal(float x) { return 1.0f / x; }
+inline float approx_sine(float x) { return sinf(x); }
 inline float divide(float a, float b) { return a / b; }
 // Of the host's library, a call.
 inline float fmaxf(float a, float b) { return a > b || b != b ? a : b; }

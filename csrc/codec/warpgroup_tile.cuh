@@ -1,0 +1,142 @@
+// The thread blocks of warpgroup_rows.cuh: sizes, shared memory, warp roles, and their tiles.
+#pragma once
+
+#include "../warpgroup.cuh"
+#include "epilogue.cuh"
+#include "row_window.cuh"
+
+namespace megakernel::codec {
+
+// --- static asserts ---
+
+constexpr int kWarpgroupThreads = 128;
+constexpr int kWarpgroupRows = 64;  // of an instruction
+// The sizes of a block. Each of the `Warpgroups` consumers computes kWarpgroupRows rows and
+// `Columns` columns; with `SharesRows` they have the same rows, else the same columns. K is copied
+// in stages of `StageSteps` steps: all taps of a step of channels, or for one tap as many steps of
+// channels. A tile of rows has `Stages` windows of at most `WindowRows` rows, of all steps of a
+// stage. `WeightSteps` steps of weights fit into shared memory, with `IsResident` all of a layer.
+template <int Columns, int Warpgroups, int Planes, int StageSteps, int Stages, int WindowRows,
+          bool SharesRows, int WeightSteps = Stages * StageSteps, bool IsResident = false>
+struct WarpgroupTile {
+  static_assert(Columns % 32 == 0, "a lane stores eight channels of every 32");
+  static_assert(Warpgroups >= 1 && Warpgroups <= 3, "registers suffice for three");
+  static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
+  static_assert(WindowRows % 8 == 2, "four rows are copied without bank conflicts");
+  static constexpr int kColumns = Columns, kWarpgroups = Warpgroups, kPlanes = Planes;
+  static constexpr int kRowTiles = SharesRows ? 1 : Warpgroups;  // of a block
+  static constexpr int kColumnTiles = SharesRows ? Warpgroups : 1;
+  static constexpr int kStageSteps = StageSteps, kStages = Stages, kWindowRows = WindowRows;
+  static constexpr int kWeightSteps = WeightSteps;
+  static constexpr int kWeightStages = (WeightSteps + StageSteps - 1) / StageSteps;
+  static constexpr bool kIsResident = IsResident;
+  // Registers do not suffice for a residual beside the sums of more columns or planes.
+  static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192;
+  static constexpr bool kIsSnake = Warpgroups > 1;  // else one of three activation functions
+  static constexpr int kCopyWarps = Warpgroups == 3 ? 1 : 7 / kRowTiles;  // of a tile of rows
+  static constexpr int kCopyWarpgroups = (kRowTiles * kCopyWarps + 1 + 3) / 4;
+  static constexpr int kThreads = kWarpgroupThreads * (Warpgroups + kCopyWarpgroups);
+  static constexpr int kStepSize = Columns * kStepChannels / 8;  // weights, in 16 bytes
+  static constexpr int kPlaneSize = 4 * WindowRows;              // of a window, in 16 bytes
+  static constexpr int kWindowSize = Planes * kPlaneSize;        // in 16 bytes
+  // Of a thread.
+  static constexpr int kConsumerRegisters = Warpgroups == 1 ? 240 : Warpgroups == 2 ? 216 : 152;
+  static constexpr int kCopyRegisters = Warpgroups < 3 ? 40 : 56;
+  static_assert(kWarpgroupThreads *
+                        (Warpgroups * kConsumerRegisters + kCopyWarpgroups * kCopyRegisters) <=
+                    65536,
+                "a multiprocessor has 65,536 registers");
+};
+
+// --- shared memory ---
+
+// For each tile of columns a ring of stages of weights, [steps, instructions of a step, halves of
+// K, columns, 8 channels]; for each tile of rows a ring of windows (InterleavedWindow), [stages,
+// planes, instructions, halves of K, rows, 8 channels], and the address of each row of a window. A
+// mbarrier `full` completes when a stage has been copied, `empty` when it has been released.
+template <class T>
+struct alignas(16) WarpgroupSharedMemory {
+  uint4 weights[T::kColumnTiles][T::kWeightSteps][T::kStepSize];
+  uint4 windows[T::kRowTiles][T::kStages][T::kWindowSize];
+  const f16* sources[T::kRowTiles][T::kWindowRows];
+  Mbarrier full_weights[T::kWeightStages], empty_weights[T::kWeightStages];
+  Mbarrier full_windows[T::kRowTiles][T::kStages], empty_windows[T::kRowTiles][T::kStages];
+};
+
+// Also the parameters of the columns of a tile, for each warp of the consumers.
+template <class T>
+struct WarpgroupProjectionSharedMemory : WarpgroupSharedMemory<T> {
+  ColumnParams column_params[4 * T::kWarpgroups][T::kColumns];
+};
+
+#ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
+
+// --- warp roles ---
+
+// The first warpgroups are consumers: each has a tile of rows, or a tile of columns of the same
+// rows. Of the other warps, the first kCopyWarps copy the windows of the first tile of rows, the
+// next ones those of the second one, and so on; the one behind them copies weights.
+
+// The tiles of a launch.
+template <class T>
+struct WarpgroupSchedule {
+  using Window = InterleavedWindow<kWarpgroupRows, T::kPlanes>;
+
+  int num_steps, column_tiles, num_tiles;
+  bool is_reversed;
+
+  // Of the launch. If `is_reversed`, the last rows come first; there is one tile of columns then.
+  DEVICE explicit WarpgroupSchedule(const ProjectionParams& p, bool is_reversed = false)
+      : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
+        column_tiles(p.num_columns / (T::kColumns * T::kColumnTiles)),
+        num_tiles((Window::num_windows(p) + T::kRowTiles - 1) / T::kRowTiles * column_tiles),
+        is_reversed(is_reversed) {}
+
+  // The first column of a consumer in a tile, and the window of its rows, or of a tile of rows.
+  DEVICE int first_column(int tile, int consumer) const {
+    const int column_tile = consumer % T::kColumnTiles;
+    return (tile % column_tiles * T::kColumnTiles + column_tile) * T::kColumns;
+  }
+  DEVICE int window_idx(int tile, int consumer) const {
+    if (is_reversed) tile = num_tiles - 1 - tile;
+    return tile / column_tiles * T::kRowTiles + consumer % T::kRowTiles;
+  }
+};
+
+// A position in a ring of kSize entries, and the parity of their use.
+template <int kSize>
+struct RingPosition {
+  int entry = 0;
+  uint32_t parity = 0;
+
+  // Moves to the next entry.
+  DEVICE void advance() {
+    if (++entry == kSize) entry = 0, parity ^= 1;
+  }
+};
+
+// Called by one thread, before a block barrier.
+template <class T>
+DEVICE void init_mbarriers(WarpgroupSharedMemory<T>& shared) {
+  for (int i = 0; i < T::kWeightStages; ++i) {
+    mbarrier_init(shared.full_weights[i], 1 + 31 * T::kColumnTiles);  // see mbarrier_expect_copy
+    mbarrier_init(shared.empty_weights[i], 4 * T::kWarpgroups);
+  }
+  for (int row_tile = 0; row_tile < T::kRowTiles; ++row_tile) {
+    for (int i = 0; i < T::kStages; ++i) {
+      mbarrier_init(shared.full_windows[row_tile][i], 32 * T::kCopyWarps);
+      mbarrier_init(shared.empty_windows[row_tile][i], 4 * T::kColumnTiles);
+    }
+  }
+  mbarrier_fence_init();
+}
+
+// Waits until the completion of this parity. All lanes of a warp call it.
+DEVICE void wait_for_completion(const Mbarrier& barrier, uint32_t parity) {
+  while (!mbarrier_try_wait(barrier, parity)) spin_pause();
+  sync_warp();
+}
+
+#endif  // MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
+
+}  // namespace megakernel::codec
