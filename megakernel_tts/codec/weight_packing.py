@@ -94,8 +94,8 @@ def for_warpgroups(
 ) -> Tensor:
     """Packs a layer once more, for csrc/codec/warpgroup_rows.cuh and residual_unit.cuh.
 
-    The matrix instruction i of a step takes channels 8 t + 4 i to 8 t + 4 i + 3 of every t, as the
-    instructions of the other kernels do. It leaves columns 2 t and 2 t + 1 of every eight in lane t;
+    Matrix instruction i of a step takes channels 8 t + 4 i to 8 t + 4 i + 3 of every t, as the
+    instructions of the other kernels do. Lane t receives columns 2 t and 2 t + 1 of every eight;
     the columns are permuted so that of every 32 these are channels 8 t to 8 t + 7.
 
     Args:
@@ -121,7 +121,7 @@ def for_warpgroups(
 
 
 def columns_for_warpgroups(packed: Packed) -> Tensor:
-    """`Packed.columns` [columns, 4]; of every 32, first channel 0 of each lane's eight, and so on."""
+    """`Packed.columns` [columns, 4]: of every 32 columns, the first channel of each lane first."""
     return packed.columns.unflatten(0, (-1, 4, 8)).transpose(1, 2).flatten(0, 2).contiguous()
 
 

@@ -352,9 +352,8 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     blocks_per_sm = -(-num_blocks // num_sms)
     groups = tile.row_groups * tile.planes + tile.column_groups
     loads = blocks_per_sm * 0.049 * num_steps / tile.k_splits * groups
-    return (
-        num_waves * (2.3 + 6.4e-4 * tile.rows * tile.columns)
-        + loads * (1.5 if tile.has_one_step_in_flight else 1.0)
+    return num_waves * (2.3 + 6.4e-4 * tile.rows * tile.columns) + loads * (
+        1.5 if tile.has_one_step_in_flight else 1.0
     )
 
 
