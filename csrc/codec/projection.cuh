@@ -243,12 +243,11 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
   // A thread's columns and rows in the epilogue. Some operands are loaded before the sums are
   // complete.
   constexpr int kColumnPairs = T::kColumns / 2, kRowStride = kBlockThreads / kColumnPairs;
-  constexpr int kRowsPerThread = (T::kRows + kRowStride - 1) / kRowStride;
-  constexpr int kRowsPerBatch = kRowsPerThread < 4 ? kRowsPerThread : 4;
+  constexpr int kRowsPerThread = T::kRows / kRowStride;
+  constexpr int kRowsPerBatch = kRowsPerThread < 1 ? 1 : kRowsPerThread < 4 ? kRowsPerThread : 4;
   const int n = first_column + thread_idx() % kColumnPairs * 2,
             thread_row = thread_idx() / kColumnPairs;
-  const bool has_rows = thread_row < kRowStride;  // not if the columns do not divide the threads
-  const int num_rows = has_rows ? min(T::kRows, p.num_rows - first_row) : 0;
+  const int num_rows = min(T::kRows, p.num_rows - first_row);
   float2 operands[kRowsPerBatch];
   const ColumnParams even = p.column_params[n], odd = p.column_params[n + 1];
   {

@@ -54,12 +54,6 @@ class Tile:
         return 2 if small and self.planes == 1 else 1
 
     @property
-    def has_one_step_in_flight(self) -> bool:
-        """Whether the loads of two steps exceed the registers; `kStepsPerBatch` in C++ is 1."""
-        registers_per_step = 8 * (self.row_groups * self.planes + self.column_groups)
-        return 2 * registers_per_step > (64 if self.blocks_per_sm == 2 else 128)
-
-    @property
     def threads(self) -> int:
         """Threads of a block."""
         return BLOCK_THREADS
@@ -88,7 +82,7 @@ _SIZES = {
     (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
     (2, 2): ((2, 1), (2, 2), (2, 4), (4, 4)),
     (4, 2): ((2, 1), (2, 4), (4, 4)),
-    (8, 2): ((2, 1), (2, 4), (4, 4), (4, 6), (1, 1), (1, 2), (1, 4)),
+    (8, 2): ((2, 1), (2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
 }
 
 
@@ -173,6 +167,7 @@ class ManyRowTile:
         return (
             self.planes == params.input.num_planes
             and params.num_columns % self.columns == 0
+            and (self.columns > 8 or params.num_columns == 8)  # the last convolution
             and window_rows <= _MAX_WINDOW_ROWS
             and 4 * num_windows * self.planes * window_rows <= _ROW_POOL_SIZE
         )
@@ -344,16 +339,16 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
     The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
-    its first-level cache, of which fewer are in flight if registers suffice for one step only.
+    its first-level cache.
     """
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_blocks = tile.num_blocks(params)
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
     blocks_per_sm = -(-num_blocks // num_sms)
     groups = tile.row_groups * tile.planes + tile.column_groups
-    loads = blocks_per_sm * 0.049 * num_steps / tile.k_splits * groups
-    return num_waves * (2.3 + 6.4e-4 * tile.rows * tile.columns) + loads * (
-        1.5 if tile.has_one_step_in_flight else 1.0
+    return (
+        num_waves * (1.8 + 7.8e-4 * tile.rows * tile.columns)
+        + blocks_per_sm * 0.057 * num_steps / tile.k_splits * groups
     )
 
 
@@ -366,9 +361,9 @@ def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms:
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_blocks = tile.num_blocks(params)
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
-    products = tile.rows * tile.columns * (9.4e-5 + 3.9e-5 * tile.planes * num_steps)
+    products = tile.rows * tile.columns * (2.6e-5 + 3.7e-5 * tile.planes * num_steps)
     solo_factor = 1.07 if tile.blocks_per_sm == 1 else 1.0
-    return solo_factor * num_waves * (7.9 + tile.blocks_per_sm * products)
+    return solo_factor * num_waves * (10.0 + tile.blocks_per_sm * products)
 
 
 def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:
@@ -381,10 +376,10 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
     num_tiles = -(-tile.num_blocks(params) // num_sms)
     num_columns = tile.warpgroups * tile.columns
     products = 6.6e-4 * num_columns * tile.planes * params.num_taps * num_channel_steps
-    copies = 0.065 * tile.row_tiles * tile.planes * num_channel_steps
+    copies = 0.043 * tile.row_tiles * tile.planes * num_channel_steps
     value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
-    accesses = 1.1e-5 * WARPGROUP_ROWS * num_columns * value_bytes
-    return 2.1 + num_tiles * (4.0 + products + copies + accesses)
+    accesses = 7.2e-6 * WARPGROUP_ROWS * num_columns * value_bytes
+    return 1.2 + num_tiles * (4.0 + products + copies + accesses)
 
 
 AnyTile = Tile | ManyRowTile | WarpgroupTile

@@ -134,10 +134,10 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
     num_tiles = -(-tile.num_blocks(first.num_rows) // num_sms)
-    products = 6.9e-4 * tile.warpgroups * tile.columns * num_steps  # 80 % of the peak
+    products = 6.7e-4 * tile.warpgroups * tile.columns * num_steps  # 80 % of the peak
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
-    accesses = 2.8e-5 * tile.rows * tile.columns * value_bytes
-    return 0.75 + num_tiles * (3.1 + products + accesses)
+    accesses = 3.0e-5 * tile.rows * tile.columns * value_bytes
+    return 0.1 + num_tiles * (3.2 + products + accesses)
 
 
 def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:

@@ -18,14 +18,11 @@ from megakernel_common.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams, ResidualUnitParams
+from megakernel_tts.kernels.codec_structs import ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     WARPGROUP_TILES,
-    AnyTile,
-    Tile,
     choose_tile,
-    fitting_tiles,
 )
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
@@ -231,35 +228,6 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
         np.testing.assert_array_equal(joined(made[slot]), expected)
     assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
     assert unit_tiles.used >= {*RESIDUAL_UNIT_TILES}
-
-
-def test_columns_of_a_tile_need_not_divide_the_threads(tmp_path: Path, make: Make) -> None:
-    """In a call in which a tile has all of its rows."""
-    content = small_codec_config(CODES)
-    content["decoder_config"]["hidden_size"] = 512
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(content))
-    config = read_codec_config(file)
-    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
-    decoder = make(codec)
-    uneven, epilogues = Tile(4, 6, 8, 2), set[int]()
-
-    def choose(params: ProjectionParams, num_sms: int) -> AnyTile:
-        if uneven not in fitting_tiles(params) or params.num_rows < uneven.rows:
-            return choose_tile(params, num_sms)
-        epilogues.add(params.epilogue.value)
-        return uneven
-
-    other = CudaDecoder(*codec, slots=4, kernels=emulated_codec_kernels(4, choose))
-    codes = [some_codes(8, seed) for seed in range(4)]
-    for slot in range(4):
-        other.load_slot(slot)
-    made = other.decode([DecodeRequest(slot, codes[slot]) for slot in range(4)])()
-    for slot in range(4):
-        samples = made[slot]
-        assert samples is not None
-        np.testing.assert_array_equal(samples, decode_chunks(decoder, 0, codes[slot], [8]))
-    assert Epilogue.ROPE_QKV in epilogues
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 3], [5], [2, 3]])

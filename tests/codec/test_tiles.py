@@ -7,6 +7,9 @@ import pytest
 
 from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams
 from megakernel_tts.kernels.codec_tiles import (
+    MANY_ROW_TILES,
+    TILES,
+    WARPGROUP_TILES,
     WarpgroupTile,
     choose_tile,
     num_k_splits,
@@ -15,6 +18,7 @@ from megakernel_tts.kernels.codec_tiles import (
 
 _FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h200.json"
 _NUM_SMS = 132
+_KERNELS = {tile.kernel for tile in (*TILES, *MANY_ROW_TILES, *WARPGROUP_TILES)}
 
 
 @pytest.mark.parametrize(("num_frames", "most"), [(1, 1.02), (8, 1.01), (64, 1.01), (256, 1.01)])
@@ -40,8 +44,9 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
         params.num_k_splits = num_k_splits(params)
         if taps == 1 and epilogue == Epilogue.SNAKE:  # the end of a residual unit
             params.residual = params.residual_out = 1
-        us = launch["us_by_tile"]
         params.warpgroup_columns = warpgroup_columns(params)
+        # The file also has a tile that was removed.
+        us = {kernel: us for kernel, us in launch["us_by_tile"].items() if kernel in _KERNELS}
         chosen_us += us[choose_tile(params, _NUM_SMS).kernel]
         fastest_us += min(us.values())
     assert fastest_us > 0
