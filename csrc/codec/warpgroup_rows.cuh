@@ -9,9 +9,25 @@
 
 #include "warpgroup_copies.cuh"
 
+namespace megakernel::codec {
+
+// --- static asserts ---
+
+static_assert(kWarpgroupRows == kWarpgroupThreads / 2, "a lane has two rows");
+
+// --- shared memory ---
+
+// Also the parameters of the columns of a tile, for each warp of the consumers.
+template <class T>
+struct WarpgroupProjectionSharedMemory : WarpgroupSharedMemory<T> {
+  ColumnParams column_params[4 * T::kWarpgroups][T::kColumns];
+};
+
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
 
-namespace megakernel::codec {
+// --- warp roles ---
+
+// Those of warpgroup_tile.cuh.
 
 // A consumer's sums of a tile. Lane 4 g + t has rows g and g + 8 of its warp's 16, and eight
 // adjacent channels of every 32: the columns of the weights are permuted (weight_packing.py).
@@ -149,6 +165,7 @@ struct LaneTile {
   int rows[2];  // of the call; those behind the last one are not computed
   int column;   // the first one
 
+  // Of window `window_idx` and columns from `first_column` on.
   DEVICE LaneTile(const ProjectionParams& p, int window_idx, int first_column)
       : column(first_column + 8 * (lane_idx() % 4)) {
     const typename WarpgroupSchedule<T>::Window window(p, window_idx);
@@ -164,6 +181,7 @@ template <class T>
 struct LaneResidual {
   float4 values[2][T::kColumns / 32][2];
 
+  // Those of `lane`, if the layer has a residual.
   DEVICE void load(const ProjectionParams& p, const LaneTile<T>& lane) {
     if (p.residual == nullptr) return;
 #pragma unroll
@@ -281,6 +299,6 @@ DEVICE void project_with_warpgroups(const ProjectionParams& p,
   }
 }
 
-}  // namespace megakernel::codec
-
 #endif  // MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
+
+}  // namespace megakernel::codec

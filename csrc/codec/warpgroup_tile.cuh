@@ -7,8 +7,6 @@
 
 namespace megakernel::codec {
 
-// --- static asserts ---
-
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;  // of an instruction
 // The sizes of a block. Each of the `Warpgroups` consumers computes kWarpgroupRows rows and
@@ -48,8 +46,6 @@ struct WarpgroupTile {
                 "a multiprocessor has 65,536 registers");
 };
 
-// --- shared memory ---
-
 // For each tile of columns a ring of stages of weights, [steps, instructions of a step, halves of
 // K, columns, 8 channels]; for each tile of rows a ring of windows (InterleavedWindow), [stages,
 // planes, instructions, halves of K, rows, 8 channels], and the address of each row of a window. A
@@ -63,15 +59,7 @@ struct alignas(16) WarpgroupSharedMemory {
   Mbarrier full_windows[T::kRowTiles][T::kStages], empty_windows[T::kRowTiles][T::kStages];
 };
 
-// Also the parameters of the columns of a tile, for each warp of the consumers.
-template <class T>
-struct WarpgroupProjectionSharedMemory : WarpgroupSharedMemory<T> {
-  ColumnParams column_params[4 * T::kWarpgroups][T::kColumns];
-};
-
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
-
-// --- warp roles ---
 
 // The first warpgroups are consumers: each has a tile of rows, or a tile of columns of the same
 // rows. Of the other warps, the first kCopyWarps copy the windows of the first tile of rows, the

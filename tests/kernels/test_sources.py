@@ -19,6 +19,7 @@ SUPPORT_FILES = {
         f"codec/{name}.cuh"
         for name in ("activations", "epilogue", "kernels", "params", "row_window")
     ),
+    *(f"codec/{name}.cuh" for name in ("warpgroup_copies", "warpgroup_tile")),
     *(
         f"transducer/{name}.cuh"
         for name in ("grid_barrier", "kernels", "params", "shared_memory", "tiles")
