@@ -62,6 +62,7 @@ inline void warpgroup_commit() {
   ProductQueue& queue = product_queue(machine().fiber_idx);
   queue.groups.push_back(std::move(queue.issued));
   queue.issued.clear();
+  yield_poll();  // other warps continue before the products: what they overwrite too early is wrong
 }
 
 // Multiplies 16 rows of a warp: for every eight columns the products and sums of mma_m16n8k16_f16.
