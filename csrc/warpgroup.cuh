@@ -112,7 +112,7 @@ DEVICE void warpgroup_mma_f16(float (&sums)[48], uint4 a, MatrixDescriptor b, bo
 
 #undef MEGAKERNEL_WARPGROUP_MMA
 // Operands: the sums, then the descriptors of A and B, whether sums are added to.
-#define MEGAKERNEL_WARPGROUP_MMA(columns, registers, a_, b_, add_, ...)                        \
+#define MEGAKERNEL_WARPGROUP_MMA_SHARED(columns, registers, a_, b_, add_, ...)                 \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_                                        \
                ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" registers \
                "}, %" #a_ ", %" #b_ ", p, 1, 1, 0, 0; }"                                       \
@@ -125,20 +125,20 @@ DEVICE void warpgroup_mma_f16(float (&sums)[kSize], MatrixDescriptor a, MatrixDe
                               bool adds) {
   static_assert(kSize == 32 || kSize == 48 || kSize == 64 || kSize == 96, "a size of below");
   if constexpr (kSize == 32) {
-    MEGAKERNEL_WARPGROUP_MMA(64, MEGAKERNEL_REGISTERS_32, 32, 33, 34, MEGAKERNEL_SUMS_32(0));
+    MEGAKERNEL_WARPGROUP_MMA_SHARED(64, MEGAKERNEL_REGISTERS_32, 32, 33, 34, MEGAKERNEL_SUMS_32(0));
   } else if constexpr (kSize == 48) {
-    MEGAKERNEL_WARPGROUP_MMA(96, MEGAKERNEL_REGISTERS_48, 48, 49, 50, MEGAKERNEL_SUMS_32(0),
-                             MEGAKERNEL_SUMS_8(32), MEGAKERNEL_SUMS_8(40));
+    MEGAKERNEL_WARPGROUP_MMA_SHARED(96, MEGAKERNEL_REGISTERS_48, 48, 49, 50, MEGAKERNEL_SUMS_32(0),
+                                    MEGAKERNEL_SUMS_8(32), MEGAKERNEL_SUMS_8(40));
   } else if constexpr (kSize == 64) {
-    MEGAKERNEL_WARPGROUP_MMA(128, MEGAKERNEL_REGISTERS_64, 64, 65, 66, MEGAKERNEL_SUMS_32(0),
-                             MEGAKERNEL_SUMS_32(32));
+    MEGAKERNEL_WARPGROUP_MMA_SHARED(128, MEGAKERNEL_REGISTERS_64, 64, 65, 66, MEGAKERNEL_SUMS_32(0),
+                                    MEGAKERNEL_SUMS_32(32));
   } else {
-    MEGAKERNEL_WARPGROUP_MMA(192, MEGAKERNEL_REGISTERS_96, 96, 97, 98, MEGAKERNEL_SUMS_32(0),
-                             MEGAKERNEL_SUMS_32(32), MEGAKERNEL_SUMS_32(64));
+    MEGAKERNEL_WARPGROUP_MMA_SHARED(192, MEGAKERNEL_REGISTERS_96, 96, 97, 98, MEGAKERNEL_SUMS_32(0),
+                                    MEGAKERNEL_SUMS_32(32), MEGAKERNEL_SUMS_32(64));
   }
 }
 
-#undef MEGAKERNEL_WARPGROUP_MMA
+#undef MEGAKERNEL_WARPGROUP_MMA_SHARED
 #undef MEGAKERNEL_REGISTERS_96
 #undef MEGAKERNEL_REGISTERS_64
 #undef MEGAKERNEL_REGISTERS_48

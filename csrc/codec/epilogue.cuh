@@ -8,7 +8,7 @@
 
 namespace megakernel::codec {
 
-// sin^2(x) to 1e-6 + 3e-8 |x|, without the branches of sinf: the error of x itself, a rounded
+// sin^2(x) to 1.5e-6 + 3e-8 |x|, without the branches of sinf: the error of x itself, a rounded
 // product, is twice as large in |x|. Larger x than 1e7 have no phase, and any result from 0 to 1.
 DEVICE float sin_squared(float x) {
   constexpr float kToInteger = 12582912;  // 1.5 * 2^23: a sum with it is rounded to an integer

@@ -3,8 +3,8 @@
 //
 // The rows between the convolutions stay in registers. After the first product a lane has eight
 // adjacent channels of every 32 of its rows, which are its operands of the second product. The
-// order of the sums and the roundings are those of the two launches of warpgroup_rows.cuh, so a
-// row has the same bits. All rows of a consumer are of one frame.
+// order of the sums and the roundings are those of two launches, so a row has the same bits. All
+// rows of a consumer are of one frame.
 #pragma once
 
 #include "warpgroup_rows.cuh"

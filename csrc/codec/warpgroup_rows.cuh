@@ -162,7 +162,7 @@ class WarpgroupConsumer {
 // channels of every 32 columns.
 template <class T>
 struct LaneTile {
-  int rows[2];  // of the call; those behind the last one are not computed
+  int rows[2];  // of the call; those behind the last one are not stored
   int column;   // the first one
 
   // Of window `window_idx` and columns from `first_column` on.
@@ -239,15 +239,15 @@ DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&total
       float v[8], activated[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const ColumnParams& channel = column_params[column + 4 * i + lane_idx() % 4];
+        const ColumnParams& of_channel = column_params[column + 4 * i + lane_idx() % 4];
         const float total = totals[(column / 8 + i / 2) * 4 + 2 * r + i % 2];
-        v[i] = fmaf(total, channel.scale, channel.bias);
+        v[i] = fmaf(total, of_channel.scale, of_channel.bias);
         if (T::kReadsResidual && p.residual != nullptr) {
           const float4 four = residual.values[r][column / 32][i / 4];
           const float operands[4] = {four.x, four.y, four.z, four.w};
           v[i] += operands[i % 4];
         }
-        activated[i] = activate<T>(p, v[i], channel);
+        activated[i] = activate<T>(p, v[i], of_channel);
       }
       if (p.residual_out != nullptr) {
         float4* sums = reinterpret_cast<float4*>(p.residual_out + at + n + column);

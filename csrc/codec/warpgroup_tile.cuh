@@ -30,7 +30,7 @@ struct WarpgroupTile {
   static constexpr bool kIsResident = IsResident;
   // Registers do not suffice for a residual beside the sums of more columns or planes.
   static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192;
-  static constexpr bool kIsSnake = Warpgroups > 1;  // else one of three activation functions
+  static constexpr bool kIsSnake = Warpgroups > 1;  // else also kLinear or kGelu
   static constexpr int kCopyWarps = Warpgroups == 3 ? 1 : 7 / kRowTiles;  // of a tile of rows
   static constexpr int kCopyWarpgroups = (kRowTiles * kCopyWarps + 1 + 3) / 4;
   static constexpr int kThreads = kWarpgroupThreads * (Warpgroups + kCopyWarpgroups);

@@ -61,7 +61,7 @@ class ResidualUnitLaunch:
     Attributes:
         convolution: The convolution of several taps.
         pointwise: The one of one tap, which reads the output of the other.
-        pointwise_weights: Address of the second weights for rows in registers; None: no tile fits.
+        pointwise_weights: Address of the second weights for rows in registers; None: none fits.
         is_reversed: Whether the last rows come first.
         kernels: The compiled kernels.
     """

@@ -35,6 +35,7 @@ from megakernel_tts.kernels.codec_structs import (
     StateUpdateParams,
 )
 from megakernel_tts.kernels.codec_tiles import num_k_splits, warpgroup_columns
+from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
 from megakernel_tts.model.config import CodecConfig
 
 MAX_STREAM_FRAMES = 8  # of one stream in a call
@@ -354,7 +355,8 @@ class KernelLayers:
             epilogue=Epilogue.SNAKE,
         )
         weights = None
-        if columns := second.params.warpgroup_columns:
+        columns = second.params.warpgroup_columns
+        if columns and any(tile.columns == pointwise.num_columns for tile in RESIDUAL_UNIT_TILES):
             weights = self._address(packing.for_warpgroups(pointwise, columns, rows="registers"))
         unit = ResidualUnitLaunch(first, second, weights, is_reversed, self._kernels)
         separate = (self._launch(first), self._launch(second))

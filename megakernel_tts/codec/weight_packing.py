@@ -92,7 +92,7 @@ def pack(
 def for_warpgroups(
     packed: Packed, tile_columns: int, *, rows: Literal["shared memory", "registers"]
 ) -> Tensor:
-    """Packs a layer once more, for csrc/codec/warpgroup_rows.cuh and residual_unit.cuh.
+    """Packs a layer for csrc/codec/warpgroup_rows.cuh or residual_unit.cuh.
 
     Matrix instruction i of a step takes channels 8 t + 4 i to 8 t + 4 i + 3 of every t, as the
     instructions of the other kernels do. Lane t receives columns 2 t and 2 t + 1 of every eight;

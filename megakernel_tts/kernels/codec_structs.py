@@ -19,7 +19,7 @@ STEP_CHANNELS = 32  # channels of a step of K
 MAX_DEPTHWISE_CHANNELS = 1024
 BLOCK_THREADS = 256
 ATTENTION_WARPS = 4
-# Of csrc/codec/warpgroup_rows.cuh.
+# Of csrc/codec/warpgroup_tile.cuh.
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 

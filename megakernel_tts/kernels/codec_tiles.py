@@ -194,11 +194,11 @@ def _interleaved_frames(params: ProjectionParams) -> int:
 
 @dataclass(frozen=True)
 class WarpgroupTile:
-    """A tile of the projection kernel of sm_90a; `WarpgroupTile` in csrc/codec/warpgroup_rows.cuh.
+    """A tile of the projection kernel of sm_90a; `WarpgroupTile` in csrc/codec/warpgroup_tile.cuh.
 
     Attributes:
         columns: Columns of a warpgroup.
-        warpgroups: Warpgroups that multiply, with 64 rows each.
+        warpgroups: Warpgroups that multiply, 64 rows each.
         planes: Planes of the input.
         stage_steps: Steps of K that are copied at once: the taps of a step of channels, or for one
             tap as many steps of channels.
@@ -287,6 +287,7 @@ class WarpgroupTile:
             and num_steps % self.stage_steps == 0
             and window_rows * self.stage_steps // taps <= self.window_rows
             and (self.reads_residual or not params.residual)
+            and (self.warpgroups == 1 or params.epilogue.value == Epilogue.SNAKE)
         )
 
 
@@ -308,11 +309,14 @@ def warpgroup_columns(params: ProjectionParams) -> int:
     """Columns of the tiles that a layer's weights are packed for on sm_90a; 0: none.
 
     The convolutions of the decoder's blocks have wide tiles. Those of one tap load and store more
-    for each product, and are faster with narrow tiles. The layers before them have few rows, and
-    the narrowest tiles.
+    for each product, and are faster with narrow tiles. The first convolution and the layers of the
+    upsampling stages have few rows, and the narrowest tiles. Layers of one row for each frame have
+    none.
     """
     two_planes, channels = params.input.num_planes == 2, params.output.num_channels
-    if two_planes and params.num_taps != 2 and params.norm_channels == 0:
+    if two_planes and params.num_taps != 2:
+        if params.input.rows_per_frame == 1:
+            return 0
         epilogues = (Epilogue.LINEAR, Epilogue.SNAKE, Epilogue.GELU)
         return 64 if params.epilogue.value in epilogues and channels % 64 == 0 else 0
     if params.epilogue.value != Epilogue.SNAKE or channels % 96:

@@ -113,7 +113,8 @@ struct Bf16Numbers {
     return reinterpret_cast<Row>(__builtin_convertvector(packed, Uint32x8) << 16);
   }
 };
-// As on a GPU, the order of the numbers of K within an instruction does not change its sums.
+// As on sm_90, the order of the numbers of K within an instruction does not change its sums, except
+// for rare roundings of the sum in double precision.
 struct F16Numbers {
   using Sums = DoubleRow;
   static Row unpack(const uint16_t* numbers) {
