@@ -163,9 +163,10 @@ class CodecKernels:
                 must be complete then.
         """
         tile = self._choose(params, self._num_sms)
-        num_blocks = tile.num_blocks(params)
         if isinstance(tile, WarpgroupTile):
-            num_blocks = min(num_blocks, self._num_sms)  # a block has several tiles
+            num_blocks = min(tile.num_tiles(params), self._num_sms)
+        else:
+            num_blocks = tile.num_blocks(params)
         config = LaunchConfig(
             num_blocks,
             tile.threads,
@@ -183,7 +184,7 @@ class CodecKernels:
     ) -> None:
         """Launches a residual unit; its tile must fit it."""
         config = LaunchConfig(
-            min(tile.num_blocks(params.convolution.num_rows), self._num_sms),
+            min(tile.num_tiles(params.convolution.num_rows), self._num_sms),
             tile.threads,
             tile.shared_bytes,
             overlap_previous=self._overlap,

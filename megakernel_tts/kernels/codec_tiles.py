@@ -265,8 +265,8 @@ class WarpgroupTile:
         name = f"codec_project_warpgroups_{self.columns}_{self.stage_steps}_{self.planes}"
         return name + "_shared_rows" * self.shares_rows
 
-    def num_blocks(self, params: ProjectionParams) -> int:
-        """Tiles of a launch."""
+    def num_tiles(self, params: ProjectionParams) -> int:
+        """Tiles of a launch, of which a thread block computes several."""
         rows_per_frame, frames = params.input.rows_per_frame, _interleaved_frames(params)
         num_frames = -(-params.num_rows // (rows_per_frame * frames)) * frames
         num_windows = num_frames * rows_per_frame // WARPGROUP_ROWS
@@ -377,13 +377,13 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
     an epilogue that reads and writes global memory.
     """
     num_channel_steps = params.input.num_channels // STEP_CHANNELS
-    num_tiles = -(-tile.num_blocks(params) // num_sms)
+    tiles_per_block = -(-tile.num_tiles(params) // num_sms)
     num_columns = tile.warpgroups * tile.columns
     products = 6.6e-4 * num_columns * tile.planes * params.num_taps * num_channel_steps
     copies = 0.043 * tile.row_tiles * tile.planes * num_channel_steps
     value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
     accesses = 7.2e-6 * WARPGROUP_ROWS * num_columns * value_bytes
-    return 1.2 + num_tiles * (4.0 + products + copies + accesses)
+    return 1.2 + tiles_per_block * (4.0 + products + copies + accesses)
 
 
 AnyTile = Tile | ManyRowTile | WarpgroupTile

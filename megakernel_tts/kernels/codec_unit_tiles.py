@@ -83,7 +83,7 @@ class ResidualUnitTile:
         """Name of the kernel."""
         return f"codec_residual_unit_{self.columns}_{self.warpgroups}"
 
-    def num_blocks(self, num_rows: int) -> int:
+    def num_tiles(self, num_rows: int) -> int:
         """Tiles of a launch."""
         return -(-num_rows // self.rows)
 
@@ -133,11 +133,11 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     """
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
-    num_tiles = -(-tile.num_blocks(first.num_rows) // num_sms)
+    tiles_per_block = -(-tile.num_tiles(first.num_rows) // num_sms)
     products = 6.7e-4 * tile.warpgroups * tile.columns * num_steps  # 80 % of the peak
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
     accesses = 3.0e-5 * tile.rows * tile.columns * value_bytes
-    return 0.1 + num_tiles * (3.2 + products + accesses)
+    return 0.1 + tiles_per_block * (3.2 + products + accesses)
 
 
 def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
