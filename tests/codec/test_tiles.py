@@ -72,3 +72,17 @@ def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
         params.warpgroup_columns = warpgroup_columns(params)
         tile = choose_tile(params, _NUM_SMS)
         assert isinstance(tile, WarpgroupTile) == (num_frames > 1), num_frames
+
+
+@pytest.mark.parametrize(("channels", "fits"), [(96, True), (128, False), (192, True)])
+def test_a_warpgroup_tile_fits_whole_stages(channels: int, fits: bool) -> None:
+    """Of a layer of one tap, whose stages have several steps of channels."""
+    params = ProjectionParams(
+        num_rows=640, num_columns=192, num_taps=1, dilation=1, epilogue=Epilogue.SNAKE
+    )
+    params.input.num_channels, params.input.num_planes = channels, 1
+    params.input.rows_per_frame = 640
+    params.output.num_channels = 192
+    params.warpgroup_columns = warpgroup_columns(params)
+    fitting = {tile.stage_steps for tile in WARPGROUP_TILES if tile.fits(params)}
+    assert fitting == ({3} if fits else set())
