@@ -74,15 +74,37 @@ def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
         assert isinstance(tile, WarpgroupTile) == (num_frames > 1), num_frames
 
 
+def warpgroup_params(taps: int, channels: int, planes: int = 1) -> ProjectionParams:
+    """A layer of 192 columns whose weights are packed for 96."""
+    params = ProjectionParams(
+        num_rows=640, num_columns=192, num_taps=taps, dilation=1, epilogue=Epilogue.SNAKE
+    )
+    params.input.num_channels, params.input.num_planes = channels, planes
+    params.input.rows_per_frame = 640
+    params.output.num_channels = 192
+    params.warpgroup_columns = 96
+    return params
+
+
+def fitting_warpgroup_tiles(params: ProjectionParams) -> list[WarpgroupTile]:
+    return [tile for tile in WARPGROUP_TILES if tile.fits(params)]
+
+
 @pytest.mark.parametrize(("channels", "fits"), [(96, True), (128, False), (192, True)])
 def test_a_warpgroup_tile_fits_whole_stages(channels: int, fits: bool) -> None:
     """Of a layer of one tap, whose stages have several steps of channels."""
-    params = ProjectionParams(
-        num_rows=640, num_columns=192, num_taps=1, dilation=1, epilogue=Epilogue.SNAKE
-    )
-    params.input.num_channels, params.input.num_planes = channels, 1
-    params.input.rows_per_frame = 640
-    params.output.num_channels = 192
-    params.warpgroup_columns = warpgroup_columns(params)
-    fitting = {tile.stage_steps for tile in WARPGROUP_TILES if tile.fits(params)}
-    assert fitting == ({3} if fits else set())
+    fitting = fitting_warpgroup_tiles(warpgroup_params(1, channels))
+    assert {tile.stage_steps for tile in fitting} == ({3} if fits else set())
+
+
+def test_a_warpgroup_tile_fits_only_what_its_kernel_computes() -> None:
+    assert len(fitting_warpgroup_tiles(warpgroup_params(2, 192, planes=2))) == 2
+    gelu, residual, one_tile, long_window = (warpgroup_params(2, 192, planes=2) for _ in range(4))
+    gelu.epilogue = Epilogue.GELU
+    residual.residual = 1  # has no registers beside the sums of two planes
+    one_tile.num_columns = 96
+    long_window.dilation = 17  # 81 rows, copied as 84
+    assert fitting_warpgroup_tiles(gelu) == []
+    assert fitting_warpgroup_tiles(residual) == []
+    assert [tile.shares_rows for tile in fitting_warpgroup_tiles(one_tile)] == [False]
+    assert fitting_warpgroup_tiles(long_window) == []
