@@ -30,10 +30,12 @@ struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stag
 
 // --- shared memory ---
 
-// Also the parameters of the columns of both convolutions, permuted as their weights are.
+// Also the parameters of the columns of both convolutions, permuted as their weights are. The
+// mbarrier `turns[c]` completes when the consumer before c has multiplied a tile.
 template <class T>
 struct ResidualUnitSharedMemory : WarpgroupSharedMemory<T> {
   ColumnParams column_params[2][T::kColumns];
+  Mbarrier turns[T::kWarpgroups];
 };
 
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
@@ -47,12 +49,13 @@ struct ResidualUnitSharedMemory : WarpgroupSharedMemory<T> {
 template <class T>
 DEVICE void copy_unit_windows(const ResidualUnitParams& p, WarpgroupSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule, int consumer, int warp) {
-  using Window = typename WarpgroupSchedule<T>::Window;
   RingPosition<T::kStages> at;
 #pragma unroll 1
-  for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    const int window_idx = schedule.window_idx(tile, consumer);
-    if (window_idx < Window::num_windows(p.convolution) && warp == 0 && lane_idx() == 0) {
+  for (int round = 0; round <= schedule.num_full_rounds; ++round) {
+    const Items items = schedule.items(round);
+    if (consumer >= items.count) break;
+    const int window_idx = schedule.window_idx(items.first + consumer);
+    if (warp == 0 && lane_idx() == 0) {
       const long long first_row = static_cast<long long>(window_idx) * kWarpgroupRows;
       prefetch_l2_bulk(p.pointwise.residual + first_row * T::kColumns,
                        kWarpgroupRows * T::kColumns * static_cast<int>(sizeof(float)));
@@ -69,8 +72,10 @@ DEVICE void copy_unit_weights(const ResidualUnitParams& p, WarpgroupSharedMemory
   const uint64_t policy = l2_evict_last_policy();
   RingPosition<T::kWeightStages> at;
 #pragma unroll 1
-  for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, policy, at);
+  for (int round = 0; round <= schedule.num_full_rounds; ++round) {
+    if (schedule.items(round).count == 0) break;
+    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, 0, policy,
+                         at);
     copy_stage<T>(shared, p.pointwise_weights, T::kPartSteps * T::kStepSize, 0, policy, at);
     if (T::kIsResident) break;
   }
@@ -95,16 +100,27 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
                               const WarpgroupSchedule<T>& schedule, int consumer)
       : Base(p.convolution, shared, schedule, consumer),
         p_(p.pointwise),
-        column_params_(shared.column_params) {}
+        unit_shared_(shared),
+        consumer_(consumer) {}
 
   // Computes the next tile, whose rows begin at `first_row`.
   DEVICE void compute_tile(int first_row) {
     clear_sums(this->sums[0]);
+    begin_turn();
     Base::multiply_tile();
+    end_turn();
     activate();
     this->wait_for_weights();
 #pragma unroll 1
     for (int part = 0; part < T::kParts; ++part) compute_part(first_row, T::kPartColumns * part);
+    this->stage_.advance();
+  }
+
+  // Releases the stages of a round in which the consumer has no item.
+  DEVICE void skip_tile() {
+    Base::skip_tile();
+    this->wait_for_weights();
+    this->release_weights(this->stage_.entry);
     this->stage_.advance();
   }
 
@@ -114,6 +130,19 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   struct Rows {
     uint4 low, high;
   };
+
+  // Consumers with resident weights multiply in turns: their epilogues, in which the matrix units
+  // would wait for all of them, then come at different times. The first turn is consumer 0's.
+  DEVICE void begin_turn() {
+    if constexpr (!T::kIsResident) return;
+    wait_for_completion(unit_shared_.turns[consumer_], turn_parity_ ^ (consumer_ == 0));
+    turn_parity_ ^= 1;
+  }
+  DEVICE void end_turn() const {
+    if constexpr (!T::kIsResident) return;
+    const int next = consumer_ + 1 == T::kWarpgroups ? 0 : consumer_ + 1;
+    if (lane_idx() == 0) mbarrier_arrive(unit_shared_.turns[next]);
+  }
 
   // The operands of the second product: the activated totals of the first one.
   DEVICE void activate() {
@@ -134,10 +163,7 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   // Columns `first_column` to `first_column` + kPartColumns - 1 of the second convolution. Reads
   // residual and writes residual_out [rows, columns]; writes output [rows, planes, channels].
   DEVICE void compute_part(int first_row, int first_column) {
-    // Behind the last tile, results of its rows are computed, but not stored.
-    const bool is_valid = first_row < p_.num_rows;
-    const int row =
-        (is_valid ? first_row : 0) + thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
+    const int row = first_row + thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
     const int n = first_column + 8 * (lane_idx() % 4);  // the first of the lane's channels
     const long long at = static_cast<long long>(row) * T::kColumns + n;
     float sums[2][T::kPartColumns / 2];  // of the splits of K
@@ -168,8 +194,8 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
       }
       add_residual(v, residual[i], first_column + 32 * i);
       if (i + 2 < T::kPartColumns / 32) load_residual(residual[i + 2], at + 32 * (i + 2));
-      if (is_valid) store_residual(v, at + 32 * i);
-      store_activated(v, row, at + 32 * i, first_column + 32 * i, is_valid);
+      store_residual(v, at + 32 * i);
+      store_activated(v, row, at + 32 * i, first_column + 32 * i);
     }
   }
 
@@ -206,7 +232,7 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 
   // The parameters of the lane's channel `i` of 32 columns of convolution `convolution`.
   DEVICE const ColumnParams& column_params(int convolution, int first_column, int i) const {
-    return column_params_[convolution][first_column + 4 * i + lane_idx() % 4];
+    return unit_shared_.column_params[convolution][first_column + 4 * i + lane_idx() % 4];
   }
 
   // Replaces totals of eight channels of rows g and g + 8 by the sums before the epilogue.
@@ -235,9 +261,9 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
     }
   }
 
-  // Applies the snake and, if `is_valid`, writes output [rows, planes, channels].
-  DEVICE void store_activated(const float (&v)[2][8], int row, long long at, int first_column,
-                              bool is_valid) const {
+  // Applies the snake and writes output [rows, planes, channels].
+  DEVICE void store_activated(const float (&v)[2][8], int row, long long at,
+                              int first_column) const {
     float activated[2][8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -246,7 +272,6 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 #pragma unroll
       for (int r = 0; r < 2; ++r) activated[r][i] = snake(v[r][i], snake_params);
     }
-    if (!is_valid) return;
     const int plane_size = (p_.output.num_planes - 1) * T::kColumns;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -257,7 +282,9 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   }
 
   const ProjectionParams& p_;  // of the second convolution
-  const ColumnParams (&column_params_)[2][T::kColumns];
+  ResidualUnitSharedMemory<T>& unit_shared_;
+  const int consumer_;
+  uint32_t turn_parity_ = 0;
   Rows middle_[T::kPartSteps];
 };
 
@@ -271,7 +298,10 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
                                   ResidualUnitSharedMemory<T>& shared) {
   static_assert(sizeof(shared) <= kSharedMemoryBytes, "the tile exceeds the shared memory");
   trigger_dependent_grids();
-  if (thread_idx() == 0) init_mbarriers<T>(shared);
+  if (thread_idx() == 0) {
+    for (int i = 0; i < T::kWarpgroups; ++i) mbarrier_init(shared.turns[i], 4);
+    init_mbarriers<T>(shared);
+  }
   for (int n = thread_idx(); n < T::kColumns; n += T::kThreads) {
     shared.column_params[0][n] = p.convolution.warpgroup_column_params[n];
     shared.column_params[1][n] = p.pointwise.warpgroup_column_params[n];
@@ -294,8 +324,13 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
     wait_for_prerequisite_grids();
     ResidualUnitConsumer<T> consumer(p, shared, schedule, warpgroup);
 #pragma unroll 1
-    for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-      consumer.compute_tile(schedule.window_idx(tile, warpgroup) * kWarpgroupRows);
+    for (int round = 0; round <= schedule.num_full_rounds; ++round) {
+      const Items items = schedule.items(round);
+      if (warpgroup >= items.count) {
+        if (items.count > 0) consumer.skip_tile();
+        break;
+      }
+      consumer.compute_tile(schedule.window_idx(items.first + warpgroup) * kWarpgroupRows);
     }
   }
 }

@@ -77,14 +77,17 @@ DEVICE void copy_tile_windows(const ProjectionParams& p, WarpgroupSharedMemory<T
   }
 }
 
-// The same for all tiles.
+// The same for all items of `row_tile`.
 template <class T>
 DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule, int row_tile, int warp) {
   RingPosition<T::kStages> at;
 #pragma unroll 1
-  for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    copy_tile_windows<T>(p, shared, schedule.window_idx(tile, row_tile), row_tile, warp, at);
+  for (int round = 0; round <= schedule.num_full_rounds; ++round) {
+    const Items items = schedule.items(round);
+    if (row_tile >= items.count) break;
+    copy_tile_windows<T>(p, shared, schedule.window_idx(items.first + row_tile), row_tile, warp,
+                         at);
   }
 }
 
@@ -105,29 +108,34 @@ DEVICE void copy_stage(WarpgroupSharedMemory<T>& shared, const uint4* from, int 
   at.advance();
 }
 
-// A warp copies the weights of a tile, [column tiles, steps, 4, kColumns, 8], stage by stage.
+// A warp copies the weights of the tiles of columns of a block, [steps, 4, kColumns, 8], stage by
+// stage. A tile is `stride` units of 16 bytes behind the one before.
 template <class T>
 DEVICE void copy_tile_weights(WarpgroupSharedMemory<T>& shared, const uint4* from, int num_steps,
-                              uint64_t policy, RingPosition<T::kWeightStages>& at) {
+                              long long stride, uint64_t policy,
+                              RingPosition<T::kWeightStages>& at) {
   constexpr int kStageSize = T::kStageSteps * T::kStepSize;
-  const long long stride = static_cast<long long>(num_steps) * T::kStepSize;
 #pragma unroll 1
   for (int step = 0; step < num_steps; step += T::kStageSteps, from += kStageSize) {
     copy_stage<T>(shared, from, kStageSize, stride, policy, at);
   }
 }
 
-// A warp copies warpgroup_weights [column tiles, steps, 4, kColumns, 8] for every tile.
+// A warp copies warpgroup_weights [column tiles, steps, 4, kColumns, 8] for the items of all
+// rounds. A consumer without an item has the weights of the first one.
 template <class T>
 DEVICE void copy_weights(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule) {
   const uint64_t policy = l2_evict_last_policy();
   RingPosition<T::kWeightStages> at;
 #pragma unroll 1
-  for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-    const long long column_tile = schedule.first_column(tile, 0) / T::kColumns;
-    const uint4* from = p.warpgroup_weights + column_tile * schedule.num_steps * T::kStepSize;
-    copy_tile_weights<T>(shared, from, schedule.num_steps, policy, at);
+  for (int round = 0; round <= schedule.num_full_rounds; ++round) {
+    const Items items = schedule.items(round);
+    if (items.count == 0) break;
+    const long long size = static_cast<long long>(schedule.num_steps) * T::kStepSize;
+    const int column_tile = schedule.first_column(items.first) / T::kColumns;
+    copy_tile_weights<T>(shared, p.warpgroup_weights + column_tile * size, schedule.num_steps,
+                         items.count == T::kWarpgroups ? size : 0, policy, at);
   }
 }
 

@@ -69,6 +69,21 @@ class WarpgroupConsumer {
     }
   }
 
+  // Releases the stages of a round in which the consumer has no item.
+  DEVICE void skip_tile() {
+#pragma unroll 1
+    for (int step = 0; step < schedule_.num_steps; step += T::kStageSteps) {
+      wait_for_weights();
+      release_weights(stage_.entry);
+      stage_.advance();
+      if constexpr (T::kColumnTiles > 1) {
+        wait_for_window();
+        release_window(window_.entry);
+        window_.advance();
+      }
+    }
+  }
+
  protected:
   // Waits for the next stage of weights. Resident ones are copied once.
   DEVICE void wait_for_weights() const {
@@ -108,10 +123,17 @@ class WarpgroupConsumer {
     if (stage >= 0) release(stage, window);
   }
 
+  DEVICE void wait_for_window() const {
+    wait_for_completion(shared_.full_windows[row_tile_][window_.entry], window_.parity);
+  }
+  DEVICE void release_window(int entry) const {
+    if (lane_idx() == 0) mbarrier_arrive(shared_.empty_windows[row_tile_][entry]);
+  }
+
   // Waits for the next stage.
   DEVICE void begin_stage() {
     wait_for_weights();
-    wait_for_completion(shared_.full_windows[row_tile_][window_.entry], window_.parity);
+    wait_for_window();
     fence_async_proxy();  // wgmma reads what cp.async has written
     weights_ = MatrixDescriptor(shared_.weights[column_tile_][stage_.entry * T::kStageSteps],
                                 kWeightBytes / 2, kCoreBytes);
@@ -140,7 +162,7 @@ class WarpgroupConsumer {
   // Releases what was read of a stage.
   DEVICE void release(int stage, int window) const {
     release_weights(stage);
-    if (lane_idx() == 0) mbarrier_arrive(shared_.empty_windows[row_tile_][window]);
+    release_window(window);
   }
 
   static constexpr int kCoreBytes = 8 * 16;                   // of a core matrix
@@ -286,11 +308,16 @@ DEVICE void project_with_warpgroups(const ProjectionParams& p,
     wait_for_prerequisite_grids();
     WarpgroupConsumer<T> consumer(p, shared, schedule, warpgroup);
 #pragma unroll 1
-    for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
-      const int first_column = schedule.first_column(tile, warpgroup);
+    for (int round = 0; round <= schedule.num_full_rounds; ++round) {
+      const Items items = schedule.items(round);
+      if (warpgroup >= items.count) {
+        if (items.count > 0) consumer.skip_tile();
+        break;
+      }
+      const int item = items.first + warpgroup, first_column = schedule.first_column(item);
       ColumnParams(&column_params)[T::kColumns] = shared.column_params[uniform_warp_idx()];
       begin_copy_of_params<T>(p, column_params, first_column);
-      const LaneTile<T> lane(p, schedule.window_idx(tile, warpgroup), first_column);
+      const LaneTile<T> lane(p, schedule.window_idx(item), first_column);
       LaneResidual<T> residual = {};
       if constexpr (T::kReadsResidual) residual.load(p, lane);
       consumer.multiply_tile();

@@ -65,29 +65,55 @@ struct alignas(16) WarpgroupSharedMemory {
 // rows. Of the other warps, the first kCopyWarps copy the windows of the first tile of rows, the
 // next ones those of the second one, and so on; the one behind them copies weights.
 
-// The tiles of a launch.
+// The items of a launch: kWarpgroupRows rows and kColumns columns, for one consumer.
+struct Items {
+  int first, count;
+};
+
+// A block computes kWarpgroups items at a time, which have the same rows or columns. If no block
+// has as many in the last round, each has fewer.
 template <class T>
 struct WarpgroupSchedule {
   using Window = InterleavedWindow<kWarpgroupRows, T::kPlanes>;
 
-  int num_steps, column_tiles, num_tiles;
+  int num_steps, column_tiles, num_items;
+  int num_full_rounds;
   bool is_reversed;
 
   // Of the launch. If `is_reversed`, the last rows come first; there is one tile of columns then.
   DEVICE explicit WarpgroupSchedule(const ProjectionParams& p, bool is_reversed = false)
       : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
         column_tiles(p.num_columns / (T::kColumns * T::kColumnTiles)),
-        num_tiles((Window::num_windows(p) + T::kRowTiles - 1) / T::kRowTiles * column_tiles),
+        num_items(num_windows(p, column_tiles) * column_tiles * T::kColumnTiles),
+        num_full_rounds(num_items / (num_blocks() * T::kWarpgroups)),
         is_reversed(is_reversed) {}
 
-  // The first column of a consumer in a tile, and the window of its rows, or of a tile of rows.
-  DEVICE int first_column(int tile, int consumer) const {
-    const int column_tile = consumer % T::kColumnTiles;
-    return (tile % column_tiles * T::kColumnTiles + column_tile) * T::kColumns;
+  // The windows of a launch. With several tiles of columns they are filled up to whole tiles.
+  DEVICE static int num_windows(const ProjectionParams& p, int column_tiles) {
+    const int count = Window::num_windows(p);
+    if (column_tiles == 1) return count;
+    return (count + T::kRowTiles - 1) / T::kRowTiles * T::kRowTiles;
   }
-  DEVICE int window_idx(int tile, int consumer) const {
-    if (is_reversed) tile = num_tiles - 1 - tile;
-    return tile / column_tiles * T::kRowTiles + consumer % T::kRowTiles;
+  // The items of the block in round `round`, up to num_full_rounds.
+  DEVICE Items items(int round) const {
+    const int begin = round * num_blocks() * T::kWarpgroups;
+    int count = T::kWarpgroups;
+    if (round == num_full_rounds) {
+      count = 0;
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroups; ++i) count += num_items - begin > i * num_blocks();
+    }
+    const int first = begin + block_idx() * count;
+    return {first, max(min(num_items - first, count), 0)};
+  }
+  // The first column of an item, and the window of its rows.
+  DEVICE int first_column(int item) const {
+    const int column_tile = item / T::kWarpgroups % column_tiles;
+    return (column_tile * T::kColumnTiles + item % T::kColumnTiles) * T::kColumns;
+  }
+  DEVICE int window_idx(int item) const {
+    if (is_reversed) item = num_items - 1 - item;
+    return item / (T::kWarpgroups * column_tiles) * T::kRowTiles + item % T::kRowTiles;
   }
 };
 

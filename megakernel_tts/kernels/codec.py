@@ -164,7 +164,7 @@ class CodecKernels:
         """
         tile = self._choose(params, self._num_sms)
         if isinstance(tile, WarpgroupTile):
-            num_blocks = min(tile.num_tiles(params), self._num_sms)
+            num_blocks = min(tile.num_items(params), self._num_sms)
         else:
             num_blocks = tile.num_blocks(params)
         config = LaunchConfig(
@@ -184,7 +184,7 @@ class CodecKernels:
     ) -> None:
         """Launches a residual unit; its tile must fit it."""
         config = LaunchConfig(
-            min(tile.num_tiles(params.convolution.num_rows), self._num_sms),
+            min(tile.num_items(params.convolution.num_rows), self._num_sms),
             tile.threads,
             tile.shared_bytes,
             overlap_previous=self._overlap,

@@ -265,13 +265,15 @@ class WarpgroupTile:
         name = f"codec_project_warpgroups_{self.columns}_{self.stage_steps}_{self.planes}"
         return name + "_shared_rows" * self.shares_rows
 
-    def num_tiles(self, params: ProjectionParams) -> int:
-        """Tiles of a launch, of which a thread block computes several."""
+    def num_items(self, params: ProjectionParams) -> int:
+        """Tiles of one warpgroup of a launch, of which a thread block computes several."""
         rows_per_frame, frames = params.input.rows_per_frame, _interleaved_frames(params)
         num_frames = -(-params.num_rows // (rows_per_frame * frames)) * frames
         num_windows = num_frames * rows_per_frame // WARPGROUP_ROWS
-        num_columns = self.columns * self.column_tiles
-        return -(-num_windows // self.row_tiles) * (params.num_columns // num_columns)
+        column_tiles = params.num_columns // self.columns
+        if column_tiles > 1:
+            num_windows = -(-num_windows // self.row_tiles) * self.row_tiles
+        return num_windows * column_tiles
 
     def fits(self, params: ProjectionParams) -> bool:
         """Whether the weights of a launch are packed for the tile, and its windows of rows fit."""
@@ -377,7 +379,7 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
     an epilogue that reads and writes global memory.
     """
     num_channel_steps = params.input.num_channels // STEP_CHANNELS
-    tiles_per_block = -(-tile.num_tiles(params) // num_sms)
+    tiles_per_block = -(-tile.num_items(params) // (tile.warpgroups * num_sms))
     num_columns = tile.warpgroups * tile.columns
     products = 6.6e-4 * num_columns * tile.planes * params.num_taps * num_channel_steps
     copies = 0.043 * tile.row_tiles * tile.planes * num_channel_steps

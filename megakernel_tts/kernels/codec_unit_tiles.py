@@ -76,16 +76,18 @@ class ResidualUnitTile:
         further_stages = -(-further_steps // self.stage_steps)
         weights = further_steps * self.columns * 2 * STEP_CHANNELS
         params = 2 * self.columns * COLUMN_PARAMS_BYTES
-        return self.convolution.stage_bytes + weights + 2 * 8 * further_stages + params
+        mbarriers = 8 * (2 * further_stages + self.warpgroups)
+        size = self.convolution.stage_bytes + weights + params + mbarriers
+        return -(-size // 16) * 16
 
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
         return f"codec_residual_unit_{self.columns}_{self.warpgroups}"
 
-    def num_tiles(self, num_rows: int) -> int:
-        """Tiles of a launch."""
-        return -(-num_rows // self.rows)
+    def num_items(self, num_rows: int) -> int:
+        """Tiles of one warpgroup of a launch."""
+        return num_rows // WARPGROUP_ROWS
 
     @staticmethod
     def _num_steps(*projections: ProjectionParams) -> int:
@@ -133,7 +135,7 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     """
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
-    tiles_per_block = -(-tile.num_tiles(first.num_rows) // num_sms)
+    tiles_per_block = -(-tile.num_items(first.num_rows) // (tile.warpgroups * num_sms))
     products = 6.7e-4 * tile.warpgroups * tile.columns * num_steps  # 80 % of the peak
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
     accesses = 3.0e-5 * tile.rows * tile.columns * value_bytes
