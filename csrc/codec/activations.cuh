@@ -56,6 +56,42 @@ DEVICE void store_eight_activations(f16* to, int plane_size, const float (&v)[8]
   if (plane_size == 0) return;
   *reinterpret_cast<uint4*>(to + plane_size) = {errors[0], errors[1], errors[2], errors[3]};
 }
+// The place of a channel in tiled activations, in elements. Its rounding error is in the next
+// plane.
+constexpr int kTiledPlaneSize = kTileRows * kStepChannels;
+DEVICE long long tiled_offset(const Activations& x, int row, int channel) {
+  const int t = channel % kStepChannels / 8, instruction = channel % 8 / 4;
+  const long long step =
+      static_cast<long long>(row / kTileRows) * (x.num_channels / kStepChannels) +
+      channel / kStepChannels;
+  return step * x.num_planes * kTiledPlaneSize +
+         ((2 * instruction + t / 2) * kTileRows + row % kTileRows) * 8 + t % 2 * 4 + channel % 4;
+}
+// Stores eight adjacent channels of tiled activations with two planes; the first a multiple of
+// eight.
+DEVICE void store_eight_tiled_activations(const Activations& output, int row, int channel,
+                                          const float (&v)[8]) {
+  f16* to = output.data + tiled_offset(output, row, channel);
+#pragma unroll
+  for (int i = 0; i < 8; i += 4, to += 2 * kTileRows * 8) {
+    const uint2 rounded = {pack_f16(v[i], v[i + 1]), pack_f16(v[i + 2], v[i + 3])};
+    const float2 a = unpack_f16(rounded.x), b = unpack_f16(rounded.y);
+    *reinterpret_cast<uint2*>(to) = rounded;
+    *reinterpret_cast<uint2*>(to + kTiledPlaneSize) = {pack_f16(v[i] - a.x, v[i + 1] - a.y),
+                                                       pack_f16(v[i + 2] - b.x, v[i + 3] - b.y)};
+  }
+}
+// Stores channels `channel` and `channel + 1` of a row to one or two planes of activations that may
+// be tiled.
+DEVICE void store_maybe_tiled_activations(const Activations& output, int row, int channel,
+                                          float low, float high) {
+  if (!output.is_tiled) return store_activations(output, row, channel, low, high);
+  f16* to = output.data + tiled_offset(output, row, channel);
+  const uint32_t rounded_bits = pack_f16(low, high);
+  const float2 rounded = unpack_f16(rounded_bits);
+  *reinterpret_cast<uint32_t*>(to) = rounded_bits;
+  *reinterpret_cast<uint32_t*>(to + kTiledPlaneSize) = pack_f16(low - rounded.x, high - rounded.y);
+}
 // The same for one channel.
 DEVICE void store_activations(const Activations& output, long long row, int channel, float value) {
   f16* at = output.data + row * output.num_planes * output.num_channels + channel;

@@ -96,8 +96,8 @@ DEVICE void depthwise(const DepthwiseParams& p, DepthwiseSharedMemory& shared) {
   for (int i = 0; i < kMaxChannelPairs; ++i) {
     const int c = 2 * (thread_idx() + i * kBlockThreads);
     if (c >= num_channels) break;
-    store_activations(p.output, row, c, v[i].x * factor * scale[i].x + shift[i].x,
-                      v[i].y * factor * scale[i].y + shift[i].y);
+    store_maybe_tiled_activations(p.output, row, c, v[i].x * factor * scale[i].x + shift[i].x,
+                                  v[i].y * factor * scale[i].y + shift[i].y);
   }
 }
 

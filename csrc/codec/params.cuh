@@ -13,6 +13,7 @@ constexpr int kBlockThreads = 256;
 constexpr int kNumCodebooks = 16;     // codes of a frame
 constexpr int kAttentionWindow = 72;  // frames, the current one included
 constexpr int kStepChannels = 32;     // channels of a step of K
+constexpr int kTileRows = 64;         // of tiled activations
 
 // One frame of a call; written by the host.
 struct Frame {
@@ -25,7 +26,9 @@ struct Frame {
 constexpr int kFrameInts = sizeof(Frame) / sizeof(int);
 
 // Half-precision activations [rows, num_planes, num_channels]. Plane 1, if there is one, holds the
-// rounding error of plane 0.
+// rounding error of plane 0. Tiled, they are operands of warpgroup instructions [tiles of kTileRows
+// rows, steps, num_planes, 2 instructions, halves of K, kTileRows, 8]: instruction i of a step has
+// channels 8 t + 4 i to 8 t + 4 i + 3 of every t.
 struct Activations {
   f16* data;
   f16* history;            // [slots][.. history_rows rows ..]: the rows before those of the call
@@ -33,6 +36,7 @@ struct Activations {
   int num_planes, num_channels;
   int history_rows;
   int rows_per_frame;
+  int is_tiled;
 };
 
 // Applied to v = scale * sum + bias.

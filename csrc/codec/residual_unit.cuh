@@ -18,7 +18,7 @@ namespace megakernel::codec {
 template <int Columns, int Warpgroups, int StageSteps, int Stages, int WindowRows, int WeightSteps,
           bool IsResident>
 struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stages, WindowRows,
-                                        false, WeightSteps, IsResident> {
+                                        BlockRows::kSeparate, WeightSteps, IsResident> {
   static constexpr int kPartColumns = 96;  // of the weights' packing, see weight_packing.py
   static constexpr int kParts = Columns / kPartColumns;
   static constexpr int kPartSteps = Columns / kStepChannels;
@@ -74,9 +74,9 @@ DEVICE void copy_unit_weights(const ResidualUnitParams& p, WarpgroupSharedMemory
 #pragma unroll 1
   for (int round = 0; round <= schedule.num_full_rounds; ++round) {
     if (schedule.items(round).count == 0) break;
-    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, 0, policy,
+    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, 1, policy,
                          at);
-    copy_stage<T>(shared, p.pointwise_weights, T::kPartSteps * T::kStepSize, 0, policy, at);
+    copy_stage<T>(shared, p.pointwise_weights, T::kPartSteps * T::kStepSize, 1, 0, policy, at);
     if (T::kIsResident) break;
   }
 }

@@ -77,7 +77,25 @@ DEVICE void copy_tile_windows(const ProjectionParams& p, WarpgroupSharedMemory<T
   }
 }
 
-// The same for all items of `row_tile`.
+// A warp copies tile `tile` of tiled rows, stage by stage.
+template <class T>
+DEVICE void copy_tiled_rows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared, int tile,
+                            uint64_t policy, RingPosition<T::kStages>& at) {
+  const int num_stages = p.input.num_channels / (kStepChannels * T::kStageSteps);
+  const int bytes = T::kWindowSize * static_cast<int>(sizeof(uint4));
+  const uint4* from = reinterpret_cast<const uint4*>(p.input.data) +
+                      static_cast<long long>(tile) * num_stages * T::kWindowSize;
+#pragma unroll 1
+  for (int stage = 0; stage < num_stages; ++stage, from += T::kWindowSize) {
+    Mbarrier& full = shared.full_windows[0][at.entry];
+    wait_for_completion(shared.empty_windows[0][at.entry], at.parity ^ 1);
+    mbarrier_expect_copy(full, bytes);
+    copy_async(shared.windows[0][at.entry], from, bytes, full, policy);
+    at.advance();
+  }
+}
+
+// The copies of rows for all items of `row_tile`.
 template <class T>
 DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule, int row_tile, int warp) {
@@ -86,43 +104,51 @@ DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
   for (int round = 0; round <= schedule.num_full_rounds; ++round) {
     const Items items = schedule.items(round);
     if (row_tile >= items.count) break;
-    copy_tile_windows<T>(p, shared, schedule.window_idx(items.first + row_tile), row_tile, warp,
-                         at);
+    const int window_idx = schedule.window_idx(items.first + row_tile);
+    if constexpr (T::kIsTiled) {
+      copy_tiled_rows<T>(p, shared, window_idx, l2_evict_last_policy(), at);
+    } else {
+      copy_tile_windows<T>(p, shared, window_idx, row_tile, warp, at);
+    }
   }
 }
 
-// A warp copies a stage of weights: of each tile of columns `size` units of 16 bytes, which are
-// `stride` units behind those of the tile before.
+// A warp copies a stage of weights: of each of `count` tiles of columns `size` units of 16 bytes,
+// which are `stride` units behind those of the tile before.
 template <class T>
-DEVICE void copy_stage(WarpgroupSharedMemory<T>& shared, const uint4* from, int size,
+DEVICE void copy_stage(WarpgroupSharedMemory<T>& shared, const uint4* from, int size, int count,
                        long long stride, uint64_t policy, RingPosition<T::kWeightStages>& at) {
   const int bytes = size * static_cast<int>(sizeof(uint4));
   Mbarrier& full = shared.full_weights[at.entry];
   wait_for_completion(shared.empty_weights[at.entry], at.parity ^ 1);
-  mbarrier_expect_copy(full, bytes * T::kColumnTiles);
+  mbarrier_expect_copy(full, bytes * count);
 #pragma unroll
   for (int i = 0; i < T::kColumnTiles; ++i) {
-    copy_async(shared.weights[i][at.entry * T::kStageSteps], from + i * stride, bytes, full,
-               policy);
+    if (i < count) {
+      copy_async(shared.weights[i][at.entry * T::kStageSteps], from + i * stride, bytes, full,
+                 policy);
+    } else {
+      mbarrier_arrive_if(lane_idx() > 0, full);  // as `copy_async` does
+    }
   }
   at.advance();
 }
 
 // A warp copies the weights of the tiles of columns of a block, [steps, 4, kColumns, 8], stage by
-// stage. A tile is `stride` units of 16 bytes behind the one before.
+// stage.
 template <class T>
 DEVICE void copy_tile_weights(WarpgroupSharedMemory<T>& shared, const uint4* from, int num_steps,
-                              long long stride, uint64_t policy,
-                              RingPosition<T::kWeightStages>& at) {
+                              int count, uint64_t policy, RingPosition<T::kWeightStages>& at) {
   constexpr int kStageSize = T::kStageSteps * T::kStepSize;
+  const long long stride = static_cast<long long>(num_steps) * T::kStepSize;
 #pragma unroll 1
   for (int step = 0; step < num_steps; step += T::kStageSteps, from += kStageSize) {
-    copy_stage<T>(shared, from, kStageSize, stride, policy, at);
+    copy_stage<T>(shared, from, kStageSize, count, stride, policy, at);
   }
 }
 
 // A warp copies warpgroup_weights [column tiles, steps, 4, kColumns, 8] for the items of all
-// rounds. A consumer without an item has the weights of the first one.
+// rounds.
 template <class T>
 DEVICE void copy_weights(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule) {
@@ -135,7 +161,7 @@ DEVICE void copy_weights(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
     const long long size = static_cast<long long>(schedule.num_steps) * T::kStepSize;
     const int column_tile = schedule.first_column(items.first) / T::kColumns;
     copy_tile_weights<T>(shared, p.warpgroup_weights + column_tile * size, schedule.num_steps,
-                         items.count == T::kWarpgroups ? size : 0, policy, at);
+                         min(items.count, T::kColumnTiles), policy, at);
   }
 }
 

@@ -45,8 +45,7 @@ class WarpgroupConsumer {
         schedule_(schedule),
         column_tile_(consumer % T::kColumnTiles),
         row_tile_(consumer % T::kRowTiles),
-        row_step_bytes_(16 * (p.num_taps == 1 ? kWarpgroupRows
-                                              : p.dilation * Schedule::Window::num_frames_of(p))) {}
+        row_step_bytes_(16 * row_step(p)) {}
 
   // Computes the totals of the next tile.
   DEVICE void multiply_tile() {
@@ -99,6 +98,12 @@ class WarpgroupConsumer {
 
  private:
   using Schedule = WarpgroupSchedule<T>;
+
+  // From the rows of a step to those of the next one, in rows.
+  DEVICE static int row_step(const ProjectionParams& p) {
+    if constexpr (T::kIsTiled) return T::kPlanes * T::kPlaneSize;
+    return p.num_taps == 1 ? kWarpgroupRows : p.dilation * Schedule::Window::num_frames_of(p);
+  }
 
   // The sums of the next `num_steps` steps of K. The products of a stage begin while those of the
   // stage before run.
@@ -190,10 +195,12 @@ struct LaneTile {
   // Of window `window_idx` and columns from `first_column` on.
   DEVICE LaneTile(const ProjectionParams& p, int window_idx, int first_column)
       : column(first_column + 8 * (lane_idx() % 4)) {
-    const typename WarpgroupSchedule<T>::Window window(p, window_idx);
     const int row = thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
+    const typename WarpgroupSchedule<T>::Window window(p, window_idx);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) rows[r] = window.row(row + 8 * r);
+    for (int r = 0; r < 2; ++r) {
+      rows[r] = T::kIsTiled ? window_idx * kTileRows + row + 8 * r : window.row(row + 8 * r);
+    }
   }
 };
 
@@ -276,7 +283,11 @@ DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&total
         sums[0] = {v[0], v[1], v[2], v[3]};
         sums[1] = {v[4], v[5], v[6], v[7]};
       }
-      store_eight_activations(to + column, plane_size, activated);
+      if (!T::kIsSnake && p.output.is_tiled) {
+        store_eight_tiled_activations(p.output, lane.rows[r], n + column, activated);
+      } else {
+        store_eight_activations(to + column, plane_size, activated);
+      }
     }
   }
 }

@@ -9,34 +9,47 @@ namespace megakernel::codec {
 
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;  // of an instruction
+static_assert(kWarpgroupRows == kTileRows, "tiled rows are operands");
+
+// The rows of the consumers of a block.
+enum class BlockRows {
+  kSeparate,  // other rows and the same columns for each
+  kShared,    // the same rows and other columns
+  kTiled      // the same; the input is tiled and copied in bulk
+};
+
 // The sizes of a block. Each of the `Warpgroups` consumers computes kWarpgroupRows rows and
 // `Columns` columns; with `SharesRows` they have the same rows, else the same columns. K is copied
 // in stages of `StageSteps` steps: all taps of a step of channels, or for one tap as many steps of
 // channels. A tile of rows has `Stages` windows of at most `WindowRows` rows, of all steps of a
 // stage. `WeightSteps` steps of weights fit into shared memory, with `IsResident` all of a layer.
 template <int Columns, int Warpgroups, int Planes, int StageSteps, int Stages, int WindowRows,
-          bool SharesRows, int WeightSteps = Stages * StageSteps, bool IsResident = false>
+          BlockRows Rows, int WeightSteps = Stages * StageSteps, bool IsResident = false>
 struct WarpgroupTile {
   static_assert(Columns % 32 == 0, "a lane stores eight channels of every 32");
   static_assert(Warpgroups >= 1 && Warpgroups <= 3, "registers suffice for three");
   static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
-  static_assert(WindowRows % 8 == 2, "four rows are copied without bank conflicts");
+  static constexpr bool kIsTiled = Rows == BlockRows::kTiled;
+  static_assert(kIsTiled ? WindowRows == kTileRows : WindowRows % 8 == 2,
+                "four rows are copied without bank conflicts");
   static constexpr int kColumns = Columns, kWarpgroups = Warpgroups, kPlanes = Planes;
-  static constexpr int kRowTiles = SharesRows ? 1 : Warpgroups;  // of a block
-  static constexpr int kColumnTiles = SharesRows ? Warpgroups : 1;
+  static constexpr bool kSharesRows = Rows != BlockRows::kSeparate;
+  static constexpr int kRowTiles = kSharesRows ? 1 : Warpgroups;  // of a block
+  static constexpr int kColumnTiles = kSharesRows ? Warpgroups : 1;
   static constexpr int kStageSteps = StageSteps, kStages = Stages, kWindowRows = WindowRows;
   static constexpr int kWeightSteps = WeightSteps;
   static constexpr int kWeightStages = (WeightSteps + StageSteps - 1) / StageSteps;
   static constexpr bool kIsResident = IsResident;
   // Registers do not suffice for a residual beside the sums of more columns or planes.
   static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192;
-  static constexpr bool kIsSnake = Warpgroups > 1;  // else also kLinear or kGelu
-  static constexpr int kCopyWarps = Warpgroups == 3 ? 1 : 7 / kRowTiles;  // of a tile of rows
+  static constexpr bool kIsSnake = Warpgroups > 1 && !kIsTiled;  // else also kLinear or kGelu
+  static constexpr int kCopyWarps =                              // of a tile of rows
+      Warpgroups == 3 || kIsTiled ? 1 : 7 / kRowTiles;
   static constexpr int kCopyWarpgroups = (kRowTiles * kCopyWarps + 1 + 3) / 4;
   static constexpr int kThreads = kWarpgroupThreads * (Warpgroups + kCopyWarpgroups);
   static constexpr int kStepSize = Columns * kStepChannels / 8;  // weights, in 16 bytes
   static constexpr int kPlaneSize = 4 * WindowRows;              // of a window, in 16 bytes
-  static constexpr int kWindowSize = Planes * kPlaneSize;        // in 16 bytes
+  static constexpr int kWindowSize = Planes * kPlaneSize * (kIsTiled ? StageSteps : 1);
   // Of a thread.
   static constexpr int kConsumerRegisters = Warpgroups == 1 ? 240 : Warpgroups == 2 ? 216 : 152;
   static constexpr int kCopyRegisters = Warpgroups < 3 ? 40 : 56;
@@ -90,7 +103,8 @@ struct WarpgroupSchedule {
 
   // The windows of a launch. With several tiles of columns they are filled up to whole tiles.
   DEVICE static int num_windows(const ProjectionParams& p, int column_tiles) {
-    const int count = Window::num_windows(p);
+    const int count =
+        T::kIsTiled ? (p.num_rows + kTileRows - 1) / kTileRows : Window::num_windows(p);
     if (column_tiles == 1) return count;
     return (count + T::kRowTiles - 1) / T::kRowTiles * T::kRowTiles;
   }

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from megakernel_tts.kernels.codec import CodecKernels
-from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
+from megakernel_tts.kernels.codec_structs import (
+    Activations,
+    ProjectionParams,
+    ResidualUnitParams,
+)
 
 Launch = Callable[[int], None]  # of a number of frames
 
@@ -52,6 +56,38 @@ class ProjectionLaunch:
         """The argument for a number of frames; the same object every time."""
         self.params.num_rows = num_frames * self.rows_per_frame
         return self.params
+
+
+class TiledActivations:
+    """Decides for each call which activations are tiled, see csrc/codec/params.cuh.
+
+    Activations can be tiled if one projection reads them, and if the kernel that writes them can
+    write them so.
+    """
+
+    def __init__(self, kernels: CodecKernels) -> None:
+        """Stores the kernels, which know the tiles of a launch."""
+        self._kernels = kernels
+        self._readers: dict[int, list[ProjectionLaunch]] = {}
+
+    def add_reader(self, reader: ProjectionLaunch) -> None:
+        """Adds a projection that reads activations."""
+        self._readers.setdefault(reader.params.input.data.value, []).append(reader)
+
+    def choose(self, output: Activations, num_frames: int, *, writes_tiles: bool) -> None:
+        """Sets how a layer's output is stored, for its kernel and for the one that reads it.
+
+        Args:
+            output: Of the layer.
+            num_frames: Frames of the call.
+            writes_tiles: Whether the layer's kernel can write tiled activations.
+        """
+        readers = self._readers.get(output.data.value, [])
+        if len(readers) != 1:
+            return
+        params = readers[0].params_of(num_frames)
+        is_tiled = writes_tiles and self._kernels.prefers_tiled_rows(params)
+        output.is_tiled = params.input.is_tiled = is_tiled
 
 
 @dataclass(frozen=True)

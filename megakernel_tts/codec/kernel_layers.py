@@ -20,11 +20,13 @@ from megakernel_tts.codec.kernel_launches import (
     LayerLaunches,
     ProjectionLaunch,
     ResidualUnitLaunch,
+    TiledActivations,
 )
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_HISTORIES,
+    WARPGROUP_ROWS,
     Activations,
     AttentionParams,
     DepthwiseParams,
@@ -34,7 +36,11 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     StateUpdateParams,
 )
-from megakernel_tts.kernels.codec_tiles import num_k_splits, warpgroup_columns
+from megakernel_tts.kernels.codec_tiles import (
+    num_k_splits,
+    reads_tiled_rows,
+    warpgroup_columns,
+)
 from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
 from megakernel_tts.model.config import CodecConfig
 
@@ -110,6 +116,7 @@ class KernelLayers:
         """
         stack = config.decoder.stack
         self._kernels, self._capacity = kernels, capacity
+        self._tiled = TiledActivations(kernels)
         self._device, self._stack, self._slots = device, stack, slots
         self.stage = ""
         self.with_history: list[ActivationBuffer] = []
@@ -179,7 +186,8 @@ class KernelLayers:
             planes: 1, or 2 with rounding errors in the second plane.
             history_rows: Rows before the call's first that the next layer reads.
         """
-        shape = (self._capacity * rows_per_frame, planes, channels)
+        num_rows = -(-self._capacity * rows_per_frame // WARPGROUP_ROWS) * WARPGROUP_ROWS
+        shape = (num_rows, planes, channels)  # whole tiles
         data = torch.zeros(shape, dtype=torch.float16, device=self._device)
         activations = ActivationBuffer(data, rows_per_frame, history_rows, self._history_size)
         if history_rows:
@@ -276,6 +284,7 @@ class KernelLayers:
 
         def launch(num_frames: int) -> None:
             params.num_rows = num_frames * x.rows_per_frame
+            self._tiled.choose(params.output, num_frames, writes_tiles=True)
             self._kernels.depthwise(params, [output.data])
 
         self._append(launch)
@@ -409,7 +418,9 @@ class KernelLayers:
             writes.append(output.data)
         if residual_out is not None:
             writes.append(residual_out)
-        return ProjectionLaunch(params, x.rows_per_frame, writes)
+        projection = ProjectionLaunch(params, x.rows_per_frame, writes)
+        self._tiled.add_reader(projection)
+        return projection
 
     def _launch(self, projection: ProjectionLaunch) -> Launch:
         """The launch of a projection that is appended next."""
@@ -417,7 +428,11 @@ class KernelLayers:
 
         def launch(num_frames: int) -> None:
             params = projection.params_of(num_frames)
-            self._kernels.project(params, projection.writes, overlap_previous=overlap_previous)
+            tile = self._kernels.tile(params)
+            self._tiled.choose(params.output, num_frames, writes_tiles=reads_tiled_rows(tile))
+            self._kernels.project(
+                params, tile, projection.writes, overlap_previous=overlap_previous
+            )
 
         return launch
 

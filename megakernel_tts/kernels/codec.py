@@ -22,9 +22,12 @@ from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     TILES,
     WARPGROUP_TILES,
+    AnyTile,
     ChooseTile,
+    PreferTiledRows,
     WarpgroupTile,
     choose_tile,
+    prefers_tiled_rows,
 )
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
@@ -130,6 +133,7 @@ class CodecKernels:
         has_warpgroups: bool,
         choose: ChooseTile = choose_tile,
         choose_unit: ChooseUnitTile = choose_unit_tile,
+        prefer_tiled_rows: PreferTiledRows = prefers_tiled_rows,
     ) -> None:
         """Stores the module.
 
@@ -141,9 +145,11 @@ class CodecKernels:
             choose: The tile of a launch on that many multiprocessors. No tile changes a bit of the
                 samples; tests and benchmarks compare them.
             choose_unit: The same for a residual unit as one launch; None for two launches.
+            prefer_tiled_rows: Whether the input of a launch is tiled, where it can be.
         """
         self._module, self._num_sms, self._overlap = module, num_sms, overlap
         self._choose, self._choose_unit = choose, choose_unit
+        self._prefer_tiled_rows = prefer_tiled_rows
         self.has_warpgroups = has_warpgroups
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
@@ -151,18 +157,31 @@ class CodecKernels:
         config = LaunchConfig(params.num_frames, BLOCK_THREADS)
         self._module.launch("codec_embed", params, config, writes=writes)
 
+    def tile(self, params: ProjectionParams) -> AnyTile:
+        """The tile of a projection."""
+        return self._choose(params, self._num_sms)
+
+    def prefers_tiled_rows(self, params: ProjectionParams) -> bool:
+        """Whether the input of a projection should be tiled, if it can be."""
+        return self._prefer_tiled_rows(params, self._num_sms)
+
     def project(
-        self, params: ProjectionParams, writes: "Sequence[Tensor]", *, overlap_previous: bool = True
+        self,
+        params: ProjectionParams,
+        tile: AnyTile,
+        writes: "Sequence[Tensor]",
+        *,
+        overlap_previous: bool = True,
     ) -> None:
-        """Launches a projection with the tile of its shape.
+        """Launches a projection.
 
         Args:
             params: The argument.
+            tile: The tile, which must fit it.
             writes: Tensors that the kernel writes.
             overlap_previous: Whether the kernel may start before the previous one ends: `frames`
                 must be complete then.
         """
-        tile = self._choose(params, self._num_sms)
         if isinstance(tile, WarpgroupTile):
             num_blocks = min(tile.num_items(params), self._num_sms)
         else:

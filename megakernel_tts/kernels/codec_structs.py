@@ -63,6 +63,7 @@ class Activations(DeviceStruct):
         ("num_channels", c_int),
         ("history_rows", c_int),
         ("rows_per_frame", c_int),
+        ("is_tiled", c_int),
     )
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from megakernel_tts.kernels.codec_structs import (
     BLOCK_THREADS,
@@ -187,6 +188,9 @@ MANY_ROW_TILES = tuple(
 )
 
 
+BlockRows = Literal["separate", "shared", "tiled"]
+
+
 def _interleaved_frames(params: ProjectionParams) -> int:
     """Frames of which a warpgroup has rows; `InterleavedWindow` in csrc/codec/row_window.cuh."""
     return WARPGROUP_ROWS // math.gcd(WARPGROUP_ROWS, params.input.rows_per_frame)
@@ -204,7 +208,9 @@ class WarpgroupTile:
             tap as many steps of channels.
         stages: Stages in shared memory.
         window_rows: The most rows of a window of a stage.
-        shares_rows: Whether the warpgroups have the same rows and other columns.
+        block_rows: The rows of the warpgroups: "separate", each has other rows and the same
+            columns; "shared", the same rows and other columns; "tiled", the same, and the input
+            is tiled (`Activations` in csrc/codec/params.cuh).
     """
 
     columns: int
@@ -213,16 +219,25 @@ class WarpgroupTile:
     stage_steps: int
     stages: int
     window_rows: int
-    shares_rows: bool
+    block_rows: BlockRows
 
     @property
     def template_arguments(self) -> str:
         """Of the tile in C++."""
-        shares_rows = str(self.shares_rows).lower()
         return (
             f"{self.columns}, {self.warpgroups}, {self.planes}, {self.stage_steps}, {self.stages}, "
-            f"{self.window_rows}, {shares_rows}"
+            f"{self.window_rows}, BlockRows::k{self.block_rows.capitalize()}"
         )
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the input is tiled."""
+        return self.block_rows == "tiled"
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the warpgroups have the same rows and other columns."""
+        return self.block_rows != "separate"
 
     @property
     def row_tiles(self) -> int:
@@ -241,8 +256,9 @@ class WarpgroupTile:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: beside three warpgroups that multiply one copies, else two."""
-        return WARPGROUP_THREADS * (self.warpgroups + (1 if self.warpgroups == 3 else 2))
+        """Threads of a block: of warpgroups that multiply, and of one or two that copy."""
+        copying = 1 if self.warpgroups == 3 or self.is_tiled else 2
+        return WARPGROUP_THREADS * (self.warpgroups + copying)
 
     @property
     def shared_bytes(self) -> int:
@@ -254,7 +270,8 @@ class WarpgroupTile:
     def stage_bytes(self) -> int:
         """Shared memory of stages of weights and rows, addresses of rows, and mbarriers."""
         weights = self.stages * self.stage_steps * self.columns * 2 * STEP_CHANNELS
-        windows = self.stages * self.planes * self.window_rows * 2 * STEP_CHANNELS
+        steps = self.stage_steps if self.is_tiled else 1  # of a window
+        windows = self.stages * steps * self.planes * self.window_rows * 2 * STEP_CHANNELS
         addresses = 8 * self.window_rows
         mbarriers = 2 * 8 * self.stages * (1 + self.row_tiles)
         return self.column_tiles * weights + self.row_tiles * (windows + addresses) + mbarriers
@@ -263,10 +280,13 @@ class WarpgroupTile:
     def kernel(self) -> str:
         """Name of the kernel."""
         name = f"codec_project_warpgroups_{self.columns}_{self.stage_steps}_{self.planes}"
-        return name + "_shared_rows" * self.shares_rows
+        return name if self.block_rows == "separate" else f"{name}_{self.block_rows}_rows"
 
     def num_items(self, params: ProjectionParams) -> int:
         """Tiles of one warpgroup of a launch, of which a thread block computes several."""
+        if self.is_tiled:
+            num_windows = -(-params.num_rows // WARPGROUP_ROWS)
+            return num_windows * (params.num_columns // self.columns)
         rows_per_frame, frames = params.input.rows_per_frame, _interleaved_frames(params)
         num_frames = -(-params.num_rows // (rows_per_frame * frames)) * frames
         num_windows = num_frames * rows_per_frame // WARPGROUP_ROWS
@@ -280,6 +300,8 @@ class WarpgroupTile:
         taps, num_frames = params.num_taps, _interleaved_frames(params)
         window_rows = WARPGROUP_ROWS + num_frames * (taps - 1) * params.dilation
         window_rows = -(-window_rows // 4) * 4  # four are copied at once
+        if self.is_tiled and (taps > 1 or params.input.history_rows or params.norm_channels):
+            return False
         num_steps = taps * params.input.num_channels // STEP_CHANNELS
         return (
             self.planes == params.input.num_planes
@@ -287,22 +309,23 @@ class WarpgroupTile:
             and params.num_columns % (self.columns * self.column_tiles) == 0
             and taps in (1, self.stage_steps)
             and num_steps % self.stage_steps == 0
-            and window_rows * self.stage_steps // taps <= self.window_rows
+            and (self.is_tiled or window_rows * self.stage_steps // taps <= self.window_rows)
             and (self.reads_residual or not params.residual)
-            and (self.warpgroups == 1 or params.epilogue.value == Epilogue.SNAKE)
+            and (self.warpgroups == 1 or self.is_tiled or params.epilogue.value == Epilogue.SNAKE)
         )
 
 
 WARPGROUP_TILES = tuple(
     WarpgroupTile(*sizes)
     for sizes in (
-        (96, 2, 1, 7, 3, 178, False),
-        (128, 2, 1, 7, 2, 178, False),
-        (96, 2, 1, 3, 4, 194, True),
-        (96, 2, 2, 2, 6, 82, False),
-        (96, 2, 2, 2, 6, 82, True),
-        (64, 1, 2, 4, 4, 258, False),
-        (64, 1, 2, 7, 4, 162, False),
+        (96, 2, 1, 7, 3, 178, "separate"),
+        (128, 2, 1, 7, 2, 178, "separate"),
+        (96, 2, 1, 3, 4, 194, "shared"),
+        (96, 2, 2, 2, 6, 82, "separate"),
+        (96, 2, 2, 2, 6, 82, "shared"),
+        (64, 2, 2, 4, 3, 64, "tiled"),
+        (64, 1, 2, 4, 4, 258, "separate"),
+        (64, 1, 2, 7, 4, 162, "separate"),
     )
 )
 
@@ -382,7 +405,7 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
     tiles_per_block = -(-tile.num_items(params) // (tile.warpgroups * num_sms))
     num_columns = tile.warpgroups * tile.columns
     products = 6.6e-4 * num_columns * tile.planes * params.num_taps * num_channel_steps
-    copies = 0.043 * tile.row_tiles * tile.planes * num_channel_steps
+    copies = (0.01 if tile.is_tiled else 0.043) * tile.row_tiles * tile.planes * num_channel_steps
     value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
     accesses = 7.2e-6 * WARPGROUP_ROWS * num_columns * value_bytes
     return 1.2 + tiles_per_block * (4.0 + products + copies + accesses)
@@ -391,8 +414,13 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
 AnyTile = Tile | ManyRowTile | WarpgroupTile
 
 
-def fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
-    """The tiles that a launch may have."""
+def reads_tiled_rows(tile: AnyTile) -> bool:
+    """Whether the kernel of a tile reads tiled activations."""
+    return isinstance(tile, WarpgroupTile) and tile.is_tiled
+
+
+def all_fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
+    """The tiles that a launch may have if its input is tiled or not."""
     tiles = _tiles(params.num_k_splits, params.input.num_planes)
     few = [tile for tile in tiles if params.num_columns % tile.columns == 0]
     many = (tile for tile in (*MANY_ROW_TILES, *WARPGROUP_TILES) if tile.fits(params))
@@ -407,6 +435,12 @@ def _estimate_any_us(tile: AnyTile, params: ProjectionParams, num_sms: int) -> f
     return _estimate_many_rows_us(tile, params, num_sms)
 
 
+def fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
+    """The tiles that a launch may have, whose kernels read the input as it is stored."""
+    is_tiled = bool(params.input.is_tiled)
+    return [tile for tile in all_fitting_tiles(params) if reads_tiled_rows(tile) == is_tiled]
+
+
 def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
     """The tile with the least estimated time.
 
@@ -417,9 +451,22 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
     return min(fitting_tiles(params), key=lambda tile: _estimate_any_us(tile, params, num_sms))
 
 
+def prefers_tiled_rows(params: ProjectionParams, num_sms: int) -> bool:
+    """Whether a launch is estimated to take less time if its input is tiled.
+
+    Args:
+        params: The launch.
+        num_sms: Multiprocessors of the GPU.
+    """
+    fitting = all_fitting_tiles(params)
+    best = min(fitting, key=lambda tile: _estimate_any_us(tile, params, num_sms))
+    return reads_tiled_rows(best)
+
+
 def least_time_us(params: ProjectionParams, num_sms: int) -> float:
     """The estimated time of the tile that `choose_tile` returns."""
     return _estimate_any_us(choose_tile(params, num_sms), params, num_sms)
 
 
 ChooseTile = Callable[[ProjectionParams, int], AnyTile]
+PreferTiledRows = Callable[[ProjectionParams, int], bool]

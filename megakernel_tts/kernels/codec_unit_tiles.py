@@ -47,7 +47,7 @@ class ResidualUnitTile:
             self.stage_steps,
             self.stages,
             self.window_rows,
-            shares_rows=False,
+            "separate",
         )
 
     @property

@@ -13,7 +13,12 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
-from megakernel_tts.kernels.codec_tiles import AnyTile, Tile, fitting_tiles
+from megakernel_tts.kernels.codec_tiles import (
+    AnyTile,
+    Tile,
+    fitting_tiles,
+    reads_tiled_rows,
+)
 from megakernel_tts.kernels.codec_unit_tiles import ResidualUnitTile, fitting_unit_tiles
 from megakernel_tts.model.config import CodecConfig
 
@@ -95,3 +100,11 @@ class RandomUnitTiles:
 
 def joined(samples: list[NDArray[np.int16]]) -> NDArray[np.int16]:
     return np.concatenate([np.empty(0, np.int16), *samples])
+
+
+def can_read_tiled_rows(params: ProjectionParams, num_sms: int) -> bool:
+    """Whether a projection has a tile that reads tiled activations."""
+    was_tiled, params.input.is_tiled = params.input.is_tiled, True
+    fitting = fitting_tiles(params)
+    params.input.is_tiled = was_tiled
+    return any(reads_tiled_rows(tile) for tile in fitting)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +23,11 @@ from megakernel_tts.kernels.codec_structs import ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     WARPGROUP_TILES,
-    choose_tile,
+    reads_tiled_rows,
 )
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
     ResidualUnitTile,
-    choose_unit_tile,
 )
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -37,6 +37,7 @@ from tests.codec.decoding import (
     Codec,
     RandomTiles,
     RandomUnitTiles,
+    can_read_tiled_rows,
     decode_chunks,
     decode_one,
     decode_with_torch,
@@ -70,9 +71,11 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
 def make() -> Make:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    return lambda codec, num_sms=4, choose=choose_tile, choose_unit=choose_unit_tile: CudaDecoder(
-        *codec, slots=3, kernels=emulated_codec_kernels(num_sms, choose, choose_unit)
-    )
+
+    def make_decoder(codec: Codec, num_sms: int = 4, **choices: Any) -> CudaDecoder:
+        return CudaDecoder(*codec, slots=3, kernels=emulated_codec_kernels(num_sms, **choices))
+
+    return make_decoder
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +214,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
     plain = make(codec, choose_unit=lambda *_: None)
     tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
-    other = make(codec, choose=tiles, choose_unit=unit_tiles)
+    other = make(codec, choose=tiles, choose_unit=unit_tiles, prefer_tiled_rows=can_read_tiled_rows)
     codes = [some_codes(2, seed) for seed in range(2)]
     made: list[list[NDArray[np.int16]]] = [[], []]
     for slot in range(2):
@@ -226,8 +229,34 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     for slot in range(2):
         expected = decode_chunks(plain, slot, codes[slot], [1, 1])
         np.testing.assert_array_equal(joined(made[slot]), expected)
-    assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
+    assert tiles.used >= {*MANY_ROW_TILES, *(t for t in WARPGROUP_TILES if not t.is_tiled)}
     assert unit_tiles.used >= {*RESIDUAL_UNIT_TILES}
+
+
+def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> None:
+    """Calls of less than a tile of rows, and of more than one."""
+    content = small_codec_config(CODES)
+    content["decoder_config"] |= {"latent_dim": 128}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(content))
+    config = read_codec_config(file)
+    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    plain = make(codec, prefer_tiled_rows=lambda *_: False)
+    tiles = RandomTiles(0)
+    other = make(codec, choose=tiles, prefer_tiled_rows=can_read_tiled_rows)
+    codes = [some_codes(9, seed) for seed in range(3)]
+    for slot in range(3):
+        other.load_slot(slot)
+    made: list[list[NDArray[np.int16]]] = [[], [], []]
+    for start, end in ((0, 1), (1, 9)):
+        requests = [DecodeRequest(slot, codes[slot][start:end]) for slot in range(3)]
+        for slot, samples in enumerate(other.decode(requests)()):
+            assert samples is not None
+            made[slot].append(samples)
+    for slot in range(3):
+        expected = decode_chunks(plain, slot, codes[slot], [1, 8])
+        np.testing.assert_array_equal(joined(made[slot]), expected)
+    assert any(map(reads_tiled_rows, tiles.used))
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 3], [5], [2, 3]])
