@@ -43,6 +43,11 @@ DEVICE Float8 load_float8(const float* at) {
   const float4 b = reinterpret_cast<const float4*>(at)[1];
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
+// Converts eight numbers in half precision.
+DEVICE Float8 unpack_eight_f16(uint4 v) {
+  const float2 a = unpack_f16(v.x), b = unpack_f16(v.y), c = unpack_f16(v.z), d = unpack_f16(v.w);
+  return {{a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y}};
+}
 
 // The attention kernel. Reads queries [frames, heads, head_dim], kv_cache [slots, 2, ring, heads,
 // head_dim]; writes output [frames, planes, heads * head_dim].
@@ -56,11 +61,11 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<HeadDim>& sha
   const int width = p.num_heads * HeadDim;
   const int channel = head * HeadDim + lane_idx() % kLanesPerKey * 8;
   const Frame& frame = p.frames[row];
-  const float* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
-  const float* values = keys + static_cast<long long>(p.kv_ring_size) * width;
+  const f16* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
+  const f16* values = keys + static_cast<long long>(p.kv_ring_size) * width;
   wait_for_prerequisite_grids();
 
-  Float8 key[kNumLoads], value[kNumLoads];
+  uint4 key[kNumLoads], value[kNumLoads];
   bool visible[kNumLoads];
 #pragma unroll
   for (int i = 0; i < kNumLoads; ++i) {
@@ -68,16 +73,17 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<HeadDim>& sha
     const int position = frame.position + 1 - kAttentionWindow + warp_idx() * kKeysPerWarp + k;
     visible[i] = k < kKeysPerWarp && position >= 0;
     const int at = (visible[i] ? position : frame.position) % p.kv_ring_size * width;
-    key[i] = load_float8(keys + at);
-    value[i] = load_float8(values + at);
+    key[i] = *reinterpret_cast<const uint4*>(keys + at);
+    value[i] = *reinterpret_cast<const uint4*>(values + at);
   }
   const Float8 query = load_float8(p.queries + static_cast<long long>(row) * width + channel);
   float score[kNumLoads], max_score = -1e30f;
 #pragma unroll
   for (int i = 0; i < kNumLoads; ++i) {
     score[i] = 0;
+    const Float8 of_key = unpack_eight_f16(key[i]);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) score[i] += query.values[c] * key[i].values[c];
+    for (int c = 0; c < 8; ++c) score[i] += query.values[c] * of_key.values[c];
 #pragma unroll
     for (int mask = 1; mask < kLanesPerKey; mask *= 2) score[i] += shuffle_xor(score[i], mask);
     if (visible[i]) max_score = max(max_score, score[i]);
@@ -92,8 +98,9 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<HeadDim>& sha
   for (int i = 0; i < kNumLoads; ++i) {
     const float weight = visible[i] ? expf(score[i] - max_score) : 0.0f;
     exp_sum += weight;
+    const Float8 of_value = unpack_eight_f16(value[i]);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) weighted.values[c] += weight * value[i].values[c];
+    for (int c = 0; c < 8; ++c) weighted.values[c] += weight * of_value.values[c];
   }
 #pragma unroll
   for (int mask = kLanesPerKey; mask < 32; mask *= 2) {

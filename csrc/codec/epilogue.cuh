@@ -24,7 +24,8 @@ DEVICE float snake(float v, const ColumnParams& column) {
 DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
 
 // Stores columns n and n + 1: a rope pair of a query or key, or two channels of a value. Writes
-// queries [frames, width], or the slot's keys and values in kv_cache [slots, 2, ring, width].
+// queries [frames, width], or rounds the slot's keys and values in kv_cache [slots, 2, ring,
+// width].
 DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, float high,
                       float2 rope) {
   const int width = p.num_columns / 3;
@@ -34,14 +35,16 @@ DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, floa
     low = rotated;
   }
   const Frame& frame = p.frames[row];
-  float* at = p.queries + static_cast<long long>(row) * width + n;
-  if (n >= width) {
-    const int is_value = n / width - 1;
-    const int entry = is_value * p.kv_ring_size + frame.position % p.kv_ring_size;
-    at = p.kv_cache + frame.slot * p.kv_slot_stride + static_cast<long long>(entry) * width +
-         n % width;
+  if (n < width) {
+    float* to = p.queries + static_cast<long long>(row) * width + n;
+    *reinterpret_cast<float2*>(to) = {low, high};
+    return;
   }
-  *reinterpret_cast<float2*>(at) = {low, high};
+  const int is_value = n / width - 1;
+  const int entry = is_value * p.kv_ring_size + frame.position % p.kv_ring_size;
+  f16* to = p.kv_cache + frame.slot * p.kv_slot_stride + static_cast<long long>(entry) * width +
+            n % width;
+  *reinterpret_cast<uint32_t*>(to) = pack_f16(low, high);
 }
 
 // Writes pcm [rows]. A sample that is not finite is written as 0, and sets non_finite [frames].

@@ -80,7 +80,7 @@ struct ProjectionParams {
   // kRopeQkv
   const float2* rope;      // [frames, head_dim / 2]: cosine and sine
   float* queries;          // [frames, num_columns / 3]
-  float* kv_cache;         // one layer: [slots][2][kv_ring_size][num_columns / 3]
+  f16* kv_cache;           // one layer: [slots][2][kv_ring_size][num_columns / 3]
   int64_t kv_slot_stride;  // in elements
   int kv_ring_size, head_dim;
   // kSamples
@@ -115,8 +115,8 @@ struct EmbedParams {
 struct AttentionParams {
   const Frame* frames;
   int num_frames, num_heads, head_dim;
-  const float* queries;   // [num_frames, num_heads * head_dim]
-  const float* kv_cache;  // one layer: [slots][2][kv_ring_size][num_heads * head_dim]
+  const float* queries;  // [num_frames, num_heads * head_dim]
+  const f16* kv_cache;   // one layer: [slots][2][kv_ring_size][num_heads * head_dim]
   int64_t kv_slot_stride;
   int kv_ring_size;
   Activations output;

@@ -40,7 +40,7 @@ class SlotState:
 
     Attributes:
         history: The last rows of every convolution's input, float16 [values].
-        kv_cache: Keys and values of the last frames, float32 [layers, 2, ring, channels].
+        kv_cache: Keys and values of the last frames, float16 [layers, 2, ring, channels].
         position: Frames decoded so far.
     """
 

@@ -79,8 +79,9 @@ class DecoderKernels(KernelLayers):
         kv_cache = torch.zeros_like(self.kv_cache[0])
         positions = torch.arange(1 - ATTENTION_WINDOW, 0, device=self._device) + state.position
         entries = positions % self.ring_size
-        kv_cache[:, 0, entries] = merge_heads(packing.interleave_rope_pairs(state.keys[:, 0]))
-        kv_cache[:, 1, entries] = merge_heads(state.values[:, 0])
+        keys = packing.interleave_rope_pairs(state.keys[:, 0])
+        kv_cache[:, 0, entries] = _round(merge_heads(keys))
+        kv_cache[:, 1, entries] = _round(merge_heads(state.values[:, 0]))
         return torch.cat([history.flatten() for history in histories]), kv_cache
 
     def _build_frame_rate_layers(self, weights: w.DecoderWeights) -> ActivationBuffer:
@@ -211,10 +212,14 @@ class DecoderKernels(KernelLayers):
 
 def _split_planes(rows: Tensor, planes: int) -> Tensor:
     """float32 [rows, channels] -> float16 [rows, planes, channels]."""
+    rounded = _round(rows)
+    return torch.stack([rounded, _round(rows - rounded.float())][:planes], dim=1)
+
+
+def _round(x: Tensor) -> Tensor:
+    """float32 -> the nearest finite float16."""
     largest = torch.finfo(torch.float16).max
-    rounded = rows.clamp(-largest, largest).half()
-    error = (rows - rounded.float()).clamp(-largest, largest).half()
-    return torch.stack([rounded, error][:planes], dim=1)
+    return x.clamp(-largest, largest).half()
 
 
 def _check_shapes(config: CodecConfig) -> None:

@@ -89,7 +89,7 @@ class KernelLayers:
         pcm: int16 [capacity * samples per frame], on the host.
         non_finite: int32 [capacity], on the host: 1 where a frame's samples were not finite.
         history: float16 [slots, values]: the history of every layer.
-        kv_cache: float32 [slots, layers, 2, ring, heads * head_dim]: keys and values.
+        kv_cache: float16 [slots, layers, 2, ring, heads * head_dim]: keys and values.
         ring_size: Frames of the KV cache.
         stage: The part of the network that the next layers belong to.
         layers: The layers in the order of their launches.
@@ -133,7 +133,8 @@ class KernelLayers:
         self.num_kept_frames = self._host_buffer(capacity, torch.int32)
         self.pcm = self._host_buffer(capacity * config.samples_per_frame, torch.int16)
         self.non_finite = self._host_buffer(capacity, torch.int32)
-        self.kv_cache = self.floats(slots, stack.num_layers, 2, self.ring_size, width)
+        kv_shape = (slots, stack.num_layers, 2, self.ring_size, width)
+        self.kv_cache = torch.zeros(kv_shape, dtype=torch.float16, device=device)
         self._rope = self.floats(capacity, stack.head_dim // 2, 2)
         self._queries = self.floats(capacity, width)
         self.history = torch.empty(0, dtype=torch.float16, device=device)
