@@ -395,20 +395,41 @@ def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms:
     return solo_factor * num_waves * (10.0 + tile.blocks_per_sm * products)
 
 
+def sum_of_rounds(
+    num_items: int, warpgroups: int, num_sms: int, round_us: Callable[[int], float]
+) -> float:
+    """The time of all rounds of a launch, see `WarpgroupSchedule` in csrc/codec/warpgroup_tile.cuh.
+
+    Args:
+        num_items: Of the launch.
+        warpgroups: Of a thread block that multiply.
+        num_sms: Multiprocessors of the GPU.
+        round_us: The time of a round in which a thread block has a number of items.
+    """
+    num_blocks = min(num_items, num_sms)
+    num_full_rounds, rest = divmod(num_items, num_blocks * warpgroups)
+    last_us = round_us(-(-rest // num_blocks)) if rest else 0.0
+    return num_full_rounds * round_us(warpgroups) + last_us
+
+
 def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:
     """Estimated time of a launch on sm_90a, fitted in the same way.
 
-    Every tile of a block has a prologue, the products of its steps, the copies of its windows, and
+    Every round of a block has a prologue, the products of its steps, the copies of its windows, and
     an epilogue that reads and writes global memory.
     """
     num_channel_steps = params.input.num_channels // STEP_CHANNELS
-    tiles_per_block = -(-tile.num_items(params) // (tile.warpgroups * num_sms))
-    num_columns = tile.warpgroups * tile.columns
-    products = 6.6e-4 * num_columns * tile.planes * params.num_taps * num_channel_steps
-    copies = (0.01 if tile.is_tiled else 0.043) * tile.row_tiles * tile.planes * num_channel_steps
     value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
-    accesses = 7.2e-6 * WARPGROUP_ROWS * num_columns * value_bytes
-    return 1.2 + tiles_per_block * (4.0 + products + copies + accesses)
+    copy_us = 0.01 if tile.is_tiled else 0.075 if tile.warpgroups == 1 else 0.043
+
+    def round_us(count: int) -> float:
+        products = 6.6e-4 * count * tile.columns * params.num_taps * tile.planes * num_channel_steps
+        row_tiles = 1 if tile.shares_rows else count
+        copies = copy_us * row_tiles * tile.planes * num_channel_steps
+        accesses = 7.2e-6 * WARPGROUP_ROWS * count * tile.columns * value_bytes
+        return (6.0 if tile.is_tiled else 4.0) + products + copies + accesses
+
+    return 1.2 + sum_of_rounds(tile.num_items(params), tile.warpgroups, num_sms, round_us)
 
 
 AnyTile = Tile | ManyRowTile | WarpgroupTile

@@ -9,7 +9,12 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     ResidualUnitParams,
 )
-from megakernel_tts.kernels.codec_tiles import COLUMN_PARAMS_BYTES, WarpgroupTile, least_time_us
+from megakernel_tts.kernels.codec_tiles import (
+    COLUMN_PARAMS_BYTES,
+    WarpgroupTile,
+    least_time_us,
+    sum_of_rounds,
+)
 
 _PART_COLUMNS = 96  # of the second product at a time
 _NUM_K_SPLITS = 2  # of the second product
@@ -135,11 +140,15 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     """
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
-    tiles_per_block = -(-tile.num_items(first.num_rows) // (tile.warpgroups * num_sms))
-    products = 6.7e-4 * tile.warpgroups * tile.columns * num_steps  # 80 % of the peak
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
-    accesses = 3.0e-5 * tile.rows * tile.columns * value_bytes
-    return 0.1 + tiles_per_block * (3.2 + products + accesses)
+
+    def round_us(count: int) -> float:
+        products = 6.7e-4 * count * tile.columns * num_steps  # 80 % of the peak
+        accesses = 9e-6 * count * WARPGROUP_ROWS * tile.columns * value_bytes
+        return 2.5 + 0.031 * tile.columns + products + accesses
+
+    num_items = tile.num_items(first.num_rows)
+    return sum_of_rounds(num_items, tile.warpgroups, num_sms, round_us)
 
 
 def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
