@@ -47,15 +47,6 @@ DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, floa
   *reinterpret_cast<uint32_t*>(to) = pack_f16(low, high);
 }
 
-// Writes pcm [rows]. A sample that is not finite is written as 0, and sets non_finite [frames].
-DEVICE void store_sample(const ProjectionParams& p, int row, float v) {
-  if (!isfinite(v)) {
-    p.non_finite[row / p.input.rows_per_frame] = 1;
-    v = 0;
-  }
-  p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
-}
-
 // The operand of columns n and n + 1 that does not depend on the sums: a pair of rope [frames,
 // head_dim / 2], or of residual [rows, columns].
 DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
@@ -66,7 +57,7 @@ DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
 }
 
 // Finishes columns n and n + 1 of a row, except for the store of two output channels. Writes
-// residual_out [rows, columns]; with the other epilogues queries and kv_cache, pcm, or one channel
+// residual_out [rows, columns]; with the other epilogues queries and kv_cache, or one channel
 // of output. Returns whether `sum` then holds two channels to be stored.
 DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& sum,
                            const ColumnParams& even, const ColumnParams& odd, float2 operand) {
@@ -83,10 +74,6 @@ DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& su
   if (p.residual_out != nullptr) {
     const long long at = static_cast<long long>(row) * p.num_columns + n;
     *reinterpret_cast<float2*>(p.residual_out + at) = {low, high};
-  }
-  if (p.epilogue == kSamples) {
-    if (n == 0) store_sample(p, row, low + high);
-    return false;
   }
   if (p.epilogue == kSiluGate) {
     store_activations(p.output, row, n / 2, silu(low) * high);

@@ -82,6 +82,12 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
   depthwise(p, shared);
 }
 
+extern "C" __global__ void __launch_bounds__(kSampleThreads, 3)
+    codec_samples(const __grid_constant__ SamplesParams p) {
+  __shared__ SamplesSharedMemory shared;
+  compute_samples(p, shared);
+}
+
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
     codec_update_state(const __grid_constant__ StateUpdateParams p) {
   update_state(p);

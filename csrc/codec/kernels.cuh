@@ -8,6 +8,7 @@
 #include "many_rows.cuh"
 #include "projection.cuh"
 #include "residual_unit.cuh"
+#include "samples.cuh"
 #include "state_update.cuh"
 
 // Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes,

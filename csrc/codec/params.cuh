@@ -45,8 +45,7 @@ enum Epilogue : int {
   kSnake,     // v + sin^2(alpha v) * beta
   kGelu,      // exact
   kSiluGate,  // silu(even column) * odd column: half as many columns
-  kRopeQkv,   // rotated queries; rotated keys and values into the KV cache
-  kSamples    // the sum of columns 0 and 1 is a 16-bit sample
+  kRopeQkv    // rotated queries; rotated keys and values into the KV cache
 };
 
 struct alignas(16) ColumnParams {
@@ -83,9 +82,6 @@ struct ProjectionParams {
   f16* kv_cache;           // one layer: [slots][2][kv_ring_size][num_columns / 3]
   int64_t kv_slot_stride;  // in elements
   int kv_ring_size, head_dim;
-  // kSamples
-  short* pcm;       // [num_rows], on the host
-  int* non_finite;  // [frames], on the host: set to 1 where a sample is not finite
 };
 
 // A residual unit: `pointwise`, of one tap, reads the output of `convolution`, which its kernel
@@ -135,6 +131,20 @@ struct DepthwiseParams {
   const float* bias;     // [channels]
   const float* norm;     // [2, channels]: scale and shift
   float eps;
+};
+
+constexpr int kSampleTaps = 7;
+constexpr int kSampleRows = 16;  // whole frames have a multiple of
+
+// sample[r] = bias + sum over taps and channels of input[r - back, c] * weights[tap, c].
+struct SamplesParams {
+  const Frame* frames;
+  int num_rows;
+  Activations input;
+  const float* weights;  // [kSampleTaps, channels]
+  float bias;
+  short* pcm;       // [num_rows], on the host
+  int* non_finite;  // [frames], on the host: set to 1 where a sample is not finite
 };
 
 constexpr int kMaxHistories = 32;

@@ -20,6 +20,7 @@ from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_DEPTHWISE_CHANNELS,
     NUM_CODEBOOKS,
+    SAMPLE_ROWS,
     STEP_CHANNELS,
     Epilogue,
 )
@@ -67,7 +68,7 @@ class DecoderKernels(KernelLayers):
             rows_per_frame *= block.transposed.stride
             x = self._build_block(x, block, next_snake, rows_per_frame, rows)
         self.stage = "convolution out"
-        self.project(x, packing.sample(weights.conv_out), epilogue=Epilogue.SAMPLES)
+        self.samples(x, weights.conv_out)
         self.finish()
 
     def pack_state(self, state: State) -> tuple[Tensor, Tensor]:
@@ -236,6 +237,11 @@ def _check_shapes(config: CodecConfig) -> None:
                 f"The codec's kernels are compiled for {name} in {wanted}, found {found}; use the "
                 "decoder in plain torch."
             )
+    if config.samples_per_frame % SAMPLE_ROWS:
+        raise ValueError(
+            f"The codec's kernels take frames of a multiple of {SAMPLE_ROWS} samples, found "
+            f"{config.samples_per_frame}; use the decoder in plain torch."
+        )
     sizes = (
         codec.latent_dim,
         codec.codebook_dim,

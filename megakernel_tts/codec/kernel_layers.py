@@ -34,6 +34,7 @@ from megakernel_tts.kernels.codec_structs import (
     Epilogue,
     Frame,
     ProjectionParams,
+    SamplesParams,
     StateUpdateParams,
 )
 from megakernel_tts.kernels.codec_tiles import (
@@ -290,6 +291,26 @@ class KernelLayers:
 
         self._append(launch)
 
+    def samples(self, x: ActivationBuffer, convolution: w.Conv) -> None:
+        """Appends the last convolution, to one channel."""
+        assert convolution.bias is not None
+        assert x.planes == 2
+        weights = packing.pad_last(convolution.weight[0].t())
+        params = SamplesParams(
+            frames=self._address(self._frames),
+            weights=self._address(weights.contiguous()),
+            bias=convolution.bias.item(),
+            pcm=self._address(self.pcm),
+            non_finite=self._address(self.non_finite),
+        )
+        self._fill(params.input, x)
+
+        def launch(num_frames: int) -> None:
+            params.num_rows = num_frames * x.rows_per_frame
+            self._kernels.samples(params, [self.pcm, self.non_finite])
+
+        self._append(launch)
+
     def project(
         self,
         x: ActivationBuffer,
@@ -405,8 +426,6 @@ class KernelLayers:
             kv_slot_stride=self.kv_cache.stride(0),
             kv_ring_size=self.ring_size,
             head_dim=self._stack.head_dim,
-            pcm=self._address(self.pcm),
-            non_finite=self._address(self.non_finite),
         )
         self._fill(params.input, x)
         if output is not None:
@@ -414,7 +433,7 @@ class KernelLayers:
         params.num_k_splits = num_k_splits(params)
         if self._kernels.has_warpgroups:
             self._pack_for_warpgroups(params, packed)
-        writes = [self._queries, self.kv_cache, self.pcm, self.non_finite]
+        writes = [self._queries, self.kv_cache]
         if output is not None:
             writes.append(output.data)
         if residual_out is not None:

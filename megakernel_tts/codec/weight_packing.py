@@ -157,16 +157,6 @@ def transposed(conv: w.Conv, snake: w.Snake | None = None) -> Packed:
     return pack(weight, _pad(conv.bias, 0).repeat(stride), None, _pad_snake(snake, stride))
 
 
-def sample(conv: w.Conv) -> Packed:
-    """The convolution to one channel: rounded weights in column 0, rounding errors in column 1."""
-    assert conv.bias is not None
-    weight = _pad(conv.weight.transpose(1, 2), 2)
-    _, exponent = torch.frexp(weight.abs().amax())
-    rounded = torch.ldexp(torch.ldexp(weight, -exponent).half().float(), exponent)
-    rows = F.pad(torch.cat([rounded, weight - rounded]), (0, 0, 0, 0, 0, 6))
-    return pack(rows, F.pad(conv.bias, (0, 7)))
-
-
 def interleave_rope_rows(weight: Tensor, head_dim: int) -> Tensor:
     """Permutes the rows of [heads * head_dim, in]: the two rows of a rope pair become adjacent."""
     return interleave_rope_pairs(weight.t().unflatten(1, (-1, head_dim))).flatten(1).t()

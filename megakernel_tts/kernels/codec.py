@@ -11,11 +11,14 @@ from megakernel_tts.kernels.codec_structs import (
     BLOCK_THREADS,
     CODEC_DECLARATIONS,
     MAX_HISTORIES,
+    SAMPLE_BLOCK_ROWS,
+    SAMPLE_THREADS,
     AttentionParams,
     DepthwiseParams,
     EmbedParams,
     ProjectionParams,
     ResidualUnitParams,
+    SamplesParams,
     StateUpdateParams,
 )
 from megakernel_tts.kernels.codec_tiles import (
@@ -72,6 +75,7 @@ def codec_program() -> Program:
         *(f"codec_attention_{head_dim}" for head_dim in HEAD_DIMS),
         "codec_embed",
         "codec_depthwise",
+        "codec_samples",
         "codec_update_state",
     )
     head_dims = " ".join(f"X({head_dim})" for head_dim in HEAD_DIMS)
@@ -224,6 +228,12 @@ class CodecKernels:
         """Launches the depthwise convolution: one block per row."""
         config = LaunchConfig(params.num_rows, BLOCK_THREADS, overlap_previous=self._overlap)
         self._module.launch("codec_depthwise", params, config, writes=writes)
+
+    def samples(self, params: SamplesParams, writes: "Sequence[Tensor]") -> None:
+        """Launches the last convolution."""
+        num_blocks = -(-params.num_rows // SAMPLE_BLOCK_ROWS)
+        config = LaunchConfig(num_blocks, SAMPLE_THREADS, overlap_previous=self._overlap)
+        self._module.launch("codec_samples", params, config, writes=writes)
 
     def update_state(self, params: StateUpdateParams, writes: "Sequence[Tensor]") -> None:
         """Launches the update of the histories: one block per frame and layer."""

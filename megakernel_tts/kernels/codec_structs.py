@@ -18,6 +18,10 @@ ATTENTION_WINDOW = 72  # frames, the current one included
 STEP_CHANNELS = 32  # channels of a step of K
 MAX_DEPTHWISE_CHANNELS = 1024
 BLOCK_THREADS = 256
+SAMPLE_THREADS = 128
+SAMPLE_ROWS = 16  # whole frames have a multiple of
+SAMPLE_BLOCK_ROWS = 128
+SAMPLE_TAPS = 7
 ATTENTION_WARPS = 4
 # Of csrc/codec/warpgroup_tile.cuh.
 WARPGROUP_THREADS = 128
@@ -33,7 +37,6 @@ class Epilogue(DeviceEnum):
     GELU = 2
     SILU_GATE = 3
     ROPE_QKV = 4
-    SAMPLES = 5
 
 
 class Frame(DeviceStruct):
@@ -97,8 +100,6 @@ class ProjectionParams(DeviceStruct):
         ("kv_slot_stride", c_int64),
         ("kv_ring_size", c_int),
         ("head_dim", c_int),
-        ("pcm", pointer("short")),
-        ("non_finite", pointer("int")),
     )
 
 
@@ -168,6 +169,22 @@ class DepthwiseParams(DeviceStruct):
     )
 
 
+class SamplesParams(DeviceStruct):
+    """The argument of the kernel of the last convolution."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::SamplesParams"
+    _fields_ = (
+        ("frames", pointer("const megakernel::codec::Frame")),
+        ("num_rows", c_int),
+        ("input", Activations),
+        ("weights", pointer("const float")),
+        ("bias", c_float),
+        ("pcm", pointer("short")),
+        ("non_finite", pointer("int")),
+    )
+
+
 class StateUpdateParams(DeviceStruct):
     """The argument of the state update kernel."""
 
@@ -187,6 +204,10 @@ CODEC_DECLARATIONS: tuple[Declaration, ...] = (
     DeviceConstant("megakernel::codec::kStepChannels", STEP_CHANNELS),
     DeviceConstant("megakernel::codec::kMaxDepthwiseChannels", MAX_DEPTHWISE_CHANNELS),
     DeviceConstant("megakernel::codec::kBlockThreads", BLOCK_THREADS),
+    DeviceConstant("megakernel::codec::kSampleThreads", SAMPLE_THREADS),
+    DeviceConstant("megakernel::codec::kSampleBlockRows", SAMPLE_BLOCK_ROWS),
+    DeviceConstant("megakernel::codec::kSampleRows", SAMPLE_ROWS),
+    DeviceConstant("megakernel::codec::kSampleTaps", SAMPLE_TAPS),
     DeviceConstant("megakernel::codec::kAttentionWarps", ATTENTION_WARPS),
     DeviceConstant("megakernel::codec::kWarpgroupThreads", WARPGROUP_THREADS),
     DeviceConstant("megakernel::codec::kWarpgroupRows", WARPGROUP_ROWS),
@@ -198,5 +219,6 @@ CODEC_DECLARATIONS: tuple[Declaration, ...] = (
     EmbedParams,
     AttentionParams,
     DepthwiseParams,
+    SamplesParams,
     StateUpdateParams,
 )

@@ -75,8 +75,7 @@ class Tile:
 
 
 # (Splits of K, planes) -> groups of rows and of columns of the tiles; of equal estimates the first
-# one is chosen. Only sizes that some GPU would choose for the released codec, and for two planes
-# those of one group of columns: the last convolution has no more.
+# one is chosen. Only sizes that some GPU would choose for the released codec.
 _SIZES = {
     (2, 1): ((2, 1), (2, 2), (4, 4), (8, 4)),
     (4, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
@@ -168,7 +167,6 @@ class ManyRowTile:
         return (
             self.planes == params.input.num_planes
             and params.num_columns % self.columns == 0
-            and (self.columns > 8 or params.num_columns == 8)  # the last convolution
             and window_rows <= _MAX_WINDOW_ROWS
             and 4 * num_windows * self.planes * window_rows <= _ROW_POOL_SIZE
         )
@@ -183,7 +181,6 @@ MANY_ROW_TILES = tuple(
         (4, 4, 2, 2),
         (4, 3, 2, 2),
         (4, 6, 4, 2),
-        (2, 1, 8, 2),
     )
 )
 
@@ -406,7 +403,7 @@ def sum_of_rounds(
         num_sms: Multiprocessors of the GPU.
         round_us: The time of a round in which a thread block has a number of items.
     """
-    num_blocks = min(num_items, num_sms)
+    num_blocks = max(min(num_items, num_sms), 1)
     num_full_rounds, rest = divmod(num_items, num_blocks * warpgroups)
     last_us = round_us(-(-rest // num_blocks)) if rest else 0.0
     return num_full_rounds * round_us(warpgroups) + last_us

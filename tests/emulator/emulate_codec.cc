@@ -63,6 +63,11 @@ extern "C" void codec_depthwise(const DepthwiseParams* p, int num_blocks) {
   run(num_blocks, kBlockThreads, [&] { depthwise(*p, shared); });
 }
 
+extern "C" void codec_samples(const SamplesParams* p, int num_blocks) {
+  static SamplesSharedMemory shared;
+  run(num_blocks, kSampleThreads, [&] { compute_samples(*p, shared); });
+}
+
 extern "C" void codec_update_state(const StateUpdateParams* p, int num_blocks) {
   run(num_blocks, kBlockThreads, [&] { update_state(*p); });
 }
