@@ -307,7 +307,8 @@ class KernelLayers:
 
         def launch(num_frames: int) -> None:
             params.num_rows = num_frames * x.rows_per_frame
-            self._kernels.samples(params, [self.pcm, self.non_finite])
+            # The operator that launches takes the device of `x.data`; the others are on the host.
+            self._kernels.samples(params, [x.data, self.pcm, self.non_finite])
 
         self._append(launch)
 
