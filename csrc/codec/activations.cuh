@@ -56,9 +56,9 @@ DEVICE void store_eight_activations(f16* to, int plane_size, const float (&v)[8]
   if (plane_size == 0) return;
   *reinterpret_cast<uint4*>(to + plane_size) = {errors[0], errors[1], errors[2], errors[3]};
 }
-// The place of a channel in tiled activations, in elements. Its rounding error is in the next
-// plane.
 constexpr int kTiledPlaneSize = kTileRows * kStepChannels;
+// The place of a channel of a row in tiled activations, in elements. Its rounding error is
+// kTiledPlaneSize elements further on.
 DEVICE long long tiled_offset(const Activations& x, int row, int channel) {
   const int t = channel % kStepChannels / 8, instruction = channel % 8 / 4;
   const long long step =
@@ -81,8 +81,8 @@ DEVICE void store_eight_tiled_activations(const Activations& output, int row, in
                                                        pack_f16(v[i + 2] - b.x, v[i + 3] - b.y)};
   }
 }
-// Stores channels `channel` and `channel + 1` of a row to one or two planes of activations that may
-// be tiled.
+// Stores channels `channel` and `channel + 1` of a row to activations that may be tiled, then with
+// two planes.
 DEVICE void store_maybe_tiled_activations(const Activations& output, int row, int channel,
                                           float low, float high) {
   if (!output.is_tiled) return store_activations(output, row, channel, low, high);

@@ -131,8 +131,8 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
     uint4 low, high;
   };
 
-  // Consumers with resident weights multiply in turns: their epilogues, in which the matrix units
-  // would wait for all of them, then come at different times. The first turn is consumer 0's.
+  // Consumers with resident weights multiply in turns, so that one multiplies while others apply
+  // their epilogues. The first turn is that of consumer 0.
   DEVICE void begin_turn() {
     if constexpr (!T::kIsResident) return;
     wait_for_completion(unit_shared_.turns[consumer_], turn_parity_ ^ (consumer_ == 0));

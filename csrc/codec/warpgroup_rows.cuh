@@ -99,7 +99,7 @@ class WarpgroupConsumer {
  private:
   using Schedule = WarpgroupSchedule<T>;
 
-  // From the rows of a step to those of the next one, in rows.
+  // From the rows of a step to those of the next one, in units of 16 bytes.
   DEVICE static int row_step(const ProjectionParams& p) {
     if constexpr (T::kIsTiled) return T::kPlanes * T::kPlaneSize;
     return p.num_taps == 1 ? kWarpgroupRows : p.dilation * Schedule::Window::num_frames_of(p);
@@ -195,8 +195,8 @@ struct LaneTile {
   // Of window `window_idx` and columns from `first_column` on.
   DEVICE LaneTile(const ProjectionParams& p, int window_idx, int first_column)
       : column(first_column + 8 * (lane_idx() % 4)) {
-    const int row = thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
     const typename WarpgroupSchedule<T>::Window window(p, window_idx);
+    const int row = thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows[r] = T::kIsTiled ? window_idx * kTileRows + row + 8 * r : window.row(row + 8 * r);

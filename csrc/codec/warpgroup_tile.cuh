@@ -19,10 +19,10 @@ enum class BlockRows {
 };
 
 // The sizes of a block. Each of the `Warpgroups` consumers computes kWarpgroupRows rows and
-// `Columns` columns; with `SharesRows` they have the same rows, else the same columns. K is copied
-// in stages of `StageSteps` steps: all taps of a step of channels, or for one tap as many steps of
-// channels. A tile of rows has `Stages` windows of at most `WindowRows` rows, of all steps of a
-// stage. `WeightSteps` steps of weights fit into shared memory, with `IsResident` all of a layer.
+// `Columns` columns. K is copied in stages of `StageSteps` steps: all taps of a step of channels,
+// or for one tap as many steps of channels. A tile of rows has `Stages` windows of at most
+// `WindowRows` rows, of all steps of a stage, or of one step if they are tiled. `WeightSteps` steps
+// of weights fit into shared memory, with `IsResident` all of a layer.
 template <int Columns, int Warpgroups, int Planes, int StageSteps, int Stages, int WindowRows,
           BlockRows Rows, int WeightSteps = Stages * StageSteps, bool IsResident = false>
 struct WarpgroupTile {
@@ -62,6 +62,7 @@ struct WarpgroupTile {
 // For each tile of columns a ring of stages of weights, [steps, instructions of a step, halves of
 // K, columns, 8 channels]; for each tile of rows a ring of windows (InterleavedWindow), [stages,
 // planes, instructions, halves of K, rows, 8 channels], and the address of each row of a window. A
+// window of tiled rows is [steps, planes, instructions, halves of K, rows, 8 channels]. A
 // mbarrier `full` completes when a stage has been copied, `empty` when it has been released.
 template <class T>
 struct alignas(16) WarpgroupSharedMemory {
@@ -78,19 +79,19 @@ struct alignas(16) WarpgroupSharedMemory {
 // rows. Of the other warps, the first kCopyWarps copy the windows of the first tile of rows, the
 // next ones those of the second one, and so on; the one behind them copies weights.
 
-// The items of a launch: kWarpgroupRows rows and kColumns columns, for one consumer.
+// Adjacent items of a launch. An item is kWarpgroupRows rows and kColumns columns, for one
+// consumer.
 struct Items {
   int first, count;
 };
 
-// A block computes kWarpgroups items at a time, which have the same rows or columns. If no block
-// has as many in the last round, each has fewer.
+// The items of a launch. In a round, a block has one for each consumer, with the same rows or
+// columns. In the last round it has fewer if the rest suffices for fewer.
 template <class T>
 struct WarpgroupSchedule {
   using Window = InterleavedWindow<kWarpgroupRows, T::kPlanes>;
 
-  int num_steps, column_tiles, num_items;
-  int num_full_rounds;
+  int num_steps, column_tiles, num_items, num_full_rounds;
   bool is_reversed;
 
   // Of the launch. If `is_reversed`, the last rows come first; there is one tile of columns then.

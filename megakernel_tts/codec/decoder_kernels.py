@@ -12,9 +12,10 @@ from torch import Tensor
 from megakernel_common.layers import merge_heads
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
+from megakernel_tts.codec.activation_buffers import ActivationBuffer
 from megakernel_tts.codec.convolutions import history_length
 from megakernel_tts.codec.decoder import State, fold_snake
-from megakernel_tts.codec.kernel_layers import ActivationBuffer, KernelLayers
+from megakernel_tts.codec.kernel_layers import KernelLayers
 from megakernel_tts.kernels.codec import HEAD_DIMS, CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
@@ -75,7 +76,7 @@ class DecoderKernels(KernelLayers):
         """Converts the state of one stream in plain torch to a slot's `history` and `kv_cache`."""
         histories = [
             _split_planes(packing.pad_last(columns[0].t()), layer.planes)
-            for layer, columns in zip(self.with_history, state.columns, strict=True)
+            for layer, columns in zip(self.buffers.with_history, state.columns, strict=True)
         ]
         kv_cache = torch.zeros_like(self.kv_cache[0])
         positions = torch.arange(1 - ATTENTION_WINDOW, 0, device=self._device) + state.position
@@ -88,12 +89,12 @@ class DecoderKernels(KernelLayers):
     def _build_frame_rate_layers(self, weights: w.DecoderWeights) -> ActivationBuffer:
         """From the codes to the input of the first block; few rows, so all have two planes."""
         codec = self._codec
-        embedded = self.activations(
+        embedded = self.buffers.allocate(
             1, codec.codebook_dim, _TWO_PLANES, history_length(weights.pre_conv)
         )
         self.stage = "codes"
         self.embed(weights, embedded)
-        latent = self.activations(1, codec.latent_dim, _TWO_PLANES)
+        latent = self.buffers.allocate(1, codec.latent_dim, _TWO_PLANES)
         self.project(embedded, packing.convolution(weights.pre_conv), latent)
         x = self._build_transformer(weights, latent)
         rows_per_frame = 1
@@ -103,7 +104,7 @@ class DecoderKernels(KernelLayers):
             history_rows = history_length(weights.conv_in) if is_last else 0
             x = self._build_upsample(x, upsample, rows_per_frame, history_rows)
         self.stage = "convolution in"
-        block_input = self.activations(
+        block_input = self.buffers.allocate(
             rows_per_frame, packing.padded(codec.decoder_dim), _TWO_PLANES, 1
         )
         snake = fold_snake(weights.blocks[0].snake)
@@ -117,9 +118,9 @@ class DecoderKernels(KernelLayers):
         stack, width = self._stack, self._stack.num_heads * self._stack.head_dim
         self.stage = "transformer"
         residual = self.floats(self._capacity, stack.hidden_size)
-        hidden = self.activations(1, stack.hidden_size, _TWO_PLANES)
-        attended = self.activations(1, width, _TWO_PLANES)
-        mlp_hidden = self.activations(1, stack.intermediate_size, _TWO_PLANES)
+        hidden = self.buffers.allocate(1, stack.hidden_size, _TWO_PLANES)
+        attended = self.buffers.allocate(1, width, _TWO_PLANES)
+        mlp_hidden = self.buffers.allocate(1, stack.intermediate_size, _TWO_PLANES)
         into = packing.linear(weights.input, weights.input_bias)
         self.project(latent, into, hidden, residual_out=residual)
         for i, layer in enumerate(weights.layers):
@@ -147,12 +148,12 @@ class DecoderKernels(KernelLayers):
         self.stage = f"upsampling to {rows_per_frame} rows"
         convnext, latent = upsample.convnext, self._codec.latent_dim
         residual = self.floats(self._capacity * rows_per_frame, latent)
-        conv_input = self.activations(
+        conv_input = self.buffers.allocate(
             rows_per_frame, latent, _TWO_PLANES, history_length(convnext.depthwise)
         )
-        normed = self.activations(rows_per_frame, latent, _TWO_PLANES)
-        mlp_hidden = self.activations(rows_per_frame, 4 * latent, _TWO_PLANES)
-        output = self.activations(rows_per_frame, latent, _TWO_PLANES, history_rows)
+        normed = self.buffers.allocate(rows_per_frame, latent, _TWO_PLANES)
+        mlp_hidden = self.buffers.allocate(rows_per_frame, 4 * latent, _TWO_PLANES)
+        output = self.buffers.allocate(rows_per_frame, latent, _TWO_PLANES, history_rows)
         transposed = packing.transposed(upsample.transposed)
         self.project(x, transposed, conv_input, residual_out=residual)
         self.depthwise(conv_input, convnext, normed)
@@ -184,11 +185,11 @@ class DecoderKernels(KernelLayers):
         residual = self.floats(self._capacity * rows_per_frame, channels)
         units = block.residuals
         inputs = [
-            self.activations(rows_per_frame, channels, 1, history_length(unit.conv1))
+            self.buffers.allocate(rows_per_frame, channels, 1, history_length(unit.conv1))
             for unit in units
         ]
-        middle = self.activations(rows_per_frame, channels, 1)
-        output = self.activations(rows_per_frame, channels, _TWO_PLANES, history_rows)
+        middle = self.buffers.allocate(rows_per_frame, channels, 1)
+        output = self.buffers.allocate(rows_per_frame, channels, _TWO_PLANES, history_rows)
         snakes = [*(fold_snake(unit.snake1) for unit in units), next_snake]
         transposed = packing.transposed(block.transposed, snakes[0])
         self.project(x, transposed, inputs[0], residual_out=residual, epilogue=Epilogue.SNAKE)

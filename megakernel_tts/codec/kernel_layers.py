@@ -4,7 +4,6 @@ csrc/codec/params.cuh describes the kernels' parameters and equations.
 """
 
 from ctypes import sizeof
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
+from megakernel_tts.codec.activation_buffers import ActivationBuffer, ActivationBuffers
 from megakernel_tts.codec.decoder import codebook_tables
 from megakernel_tts.codec.kernel_launches import (
     Launch,
@@ -26,7 +26,6 @@ from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_HISTORIES,
-    WARPGROUP_ROWS,
     Activations,
     AttentionParams,
     DepthwiseParams,
@@ -37,45 +36,15 @@ from megakernel_tts.kernels.codec_structs import (
     SamplesParams,
     StateUpdateParams,
 )
-from megakernel_tts.kernels.codec_tiles import (
-    num_k_splits,
-    reads_tiled_rows,
-    warpgroup_columns,
-)
+from megakernel_tts.kernels.codec_tiles import num_k_splits, reads_tiled_rows
 from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
+from megakernel_tts.kernels.codec_warpgroup_tiles import warpgroup_columns
 from megakernel_tts.model.config import CodecConfig
 
 MAX_STREAM_FRAMES = 8  # of one stream in a call
 FRAME = np.dtype[np.void](Frame)
 _NORM_EPS = 1e-6  # of the layer norms; not in the configuration
 _ALIGNMENT = 16  # bytes
-
-
-@dataclass(frozen=True)
-class ActivationBuffer:
-    """Activations of a layer and the place of their history in a slot.
-
-    Attributes:
-        data: float16 [rows, planes, channels].
-        rows_per_frame: Rows of one frame.
-        history_rows: Rows before the call's first that the next layer reads.
-        offset: Of the history in a slot, in elements.
-    """
-
-    data: Tensor
-    rows_per_frame: int
-    history_rows: int = 0
-    offset: int = 0
-
-    @property
-    def planes(self) -> int:
-        """Planes of a row."""
-        return self.data.shape[1]
-
-    @property
-    def channels(self) -> int:
-        """Channels of a plane."""
-        return self.data.shape[2]
 
 
 class KernelLayers:
@@ -94,7 +63,7 @@ class KernelLayers:
         ring_size: Frames of the KV cache.
         stage: The part of the network that the next layers belong to.
         layers: The layers in the order of their launches.
-        with_history: Activations with a history, in the order of the layers.
+        buffers: The activations of all layers.
     """
 
     def __init__(
@@ -120,11 +89,10 @@ class KernelLayers:
         self._tiled = TiledActivations(kernels)
         self._device, self._stack, self._slots = device, stack, slots
         self.stage = ""
-        self.with_history: list[ActivationBuffer] = []
+        self.buffers = ActivationBuffers(capacity, device)
         self.layers: list[LayerLaunches] = []
         self._structs_with_history: list[tuple[Activations, ActivationBuffer]] = []
         self._tensors: list[Tensor] = []  # whose addresses the parameters hold
-        self._history_size = 0  # elements of a slot
         width = stack.num_heads * stack.head_dim
         self.ring_size = ATTENTION_WINDOW - 1 + MAX_STREAM_FRAMES
         requests = self._host_buffer(capacity * sizeof(Frame) // 4, torch.int32)
@@ -147,12 +115,12 @@ class KernelLayers:
             ValueError: There are more histories than the kernels take.
         """
         self.history = torch.zeros(
-            self._slots, self._history_size, dtype=torch.float16, device=self._device
+            self._slots, self.buffers.history_size, dtype=torch.float16, device=self._device
         )
         self._state_update = self._build_state_update()
         for struct, x in self._structs_with_history:
             struct.history = self.history.data_ptr() + x.offset * self.history.element_size()
-            struct.history_stride = self._history_size
+            struct.history_stride = self.buffers.history_size
 
     def decode(self, num_frames: int) -> None:
         """Decodes the first `num_frames` requests into `pcm`, on the current stream."""
@@ -176,26 +144,6 @@ class KernelLayers:
     def floats(self, *shape: int) -> Tensor:
         """Allocates float32 zeros on the device."""
         return torch.zeros(shape, device=self._device)
-
-    def activations(
-        self, rows_per_frame: int, channels: int, planes: int, history_rows: int = 0
-    ) -> ActivationBuffer:
-        """Allocates the activations of a layer.
-
-        Args:
-            rows_per_frame: Rows of one frame.
-            channels: Channels of a plane.
-            planes: 1, or 2 with rounding errors in the second plane.
-            history_rows: Rows before the call's first that the next layer reads.
-        """
-        num_rows = -(-self._capacity * rows_per_frame // WARPGROUP_ROWS) * WARPGROUP_ROWS
-        shape = (num_rows, planes, channels)  # whole tiles
-        data = torch.zeros(shape, dtype=torch.float16, device=self._device)
-        activations = ActivationBuffer(data, rows_per_frame, history_rows, self._history_size)
-        if history_rows:
-            self.with_history.append(activations)
-            self._history_size += history_rows * planes * channels
-        return activations
 
     def _append(self, launch: Launch) -> None:
         self.layers.append(LayerLaunches(self.stage, (launch,)))
@@ -468,7 +416,7 @@ class KernelLayers:
         params.warpgroup_column_params = self._address(packing.columns_for_warpgroups(packed))
 
     def _build_state_update(self) -> StateUpdateParams:
-        num_layers = len(self.with_history)
+        num_layers = len(self.buffers.with_history)
         if num_layers > MAX_HISTORIES:
             raise ValueError(
                 f"The codec's kernels take at most {MAX_HISTORIES} convolutions with history, "
@@ -479,6 +427,6 @@ class KernelLayers:
             num_kept_frames=self._address(self.num_kept_frames),
             num_layers=num_layers,
         )
-        for i, x in enumerate(self.with_history):
+        for i, x in enumerate(self.buffers.with_history):
             self._fill(params.activations[i], x)
         return params

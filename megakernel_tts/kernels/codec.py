@@ -24,11 +24,9 @@ from megakernel_tts.kernels.codec_structs import (
 from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     TILES,
-    WARPGROUP_TILES,
     AnyTile,
     ChooseTile,
     PreferTiledRows,
-    WarpgroupTile,
     choose_tile,
     prefers_tiled_rows,
 )
@@ -38,6 +36,7 @@ from megakernel_tts.kernels.codec_unit_tiles import (
     ResidualUnitTile,
     choose_unit_tile,
 )
+from megakernel_tts.kernels.codec_warpgroup_tiles import WARPGROUP_TILES, WarpgroupTile
 
 if TYPE_CHECKING:
     import torch
@@ -94,6 +93,7 @@ def load_codec_kernels(
     path: LaunchPath | None = None,
     choose: ChooseTile = choose_tile,
     choose_unit: ChooseUnitTile = choose_unit_tile,
+    prefer_tiled_rows: PreferTiledRows = prefers_tiled_rows,
 ) -> "CodecKernels":
     """Compiles the codec's kernels unless they are cached, and loads them.
 
@@ -102,6 +102,7 @@ def load_codec_kernels(
         path: How to compile and launch; by default what `support` finds. For tests.
         choose: As in `CodecKernels`.
         choose_unit: As in `CodecKernels`.
+        prefer_tiled_rows: As in `CodecKernels`.
 
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
@@ -116,6 +117,7 @@ def load_codec_kernels(
         has_warpgroups=properties.major == _WARPGROUP_CAPABILITY,
         choose=choose,
         choose_unit=choose_unit,
+        prefer_tiled_rows=prefer_tiled_rows,
     )
 
 

@@ -9,10 +9,10 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     ResidualUnitParams,
 )
-from megakernel_tts.kernels.codec_tiles import (
+from megakernel_tts.kernels.codec_tiles import least_time_us
+from megakernel_tts.kernels.codec_warpgroup_tiles import (
     COLUMN_PARAMS_BYTES,
     WarpgroupTile,
-    least_time_us,
     sum_of_rounds,
 )
 
@@ -130,8 +130,8 @@ def fitting_unit_tiles(params: ResidualUnitParams) -> list[ResidualUnitTile]:
 def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms: int) -> float:
     """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
-    Every tile of a block has the products of both convolutions, the second epilogue's accesses to
-    global memory, and a constant time for the first loads and the snake between the products.
+    Every round of a block has the products of both convolutions, the copies of rows, the second
+    epilogue's accesses to global memory, and a time that depends on the columns only.
 
     Args:
         tile: The tile.
@@ -141,14 +141,15 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
+    window_rows = WARPGROUP_ROWS + (first.num_taps - 1) * first.dilation
+    num_bytes = tile.columns * (WARPGROUP_ROWS * value_bytes + 2 * window_rows)
 
     def round_us(count: int) -> float:
         products = 6.7e-4 * count * tile.columns * num_steps  # 80 % of the peak
-        accesses = 9e-6 * count * WARPGROUP_ROWS * tile.columns * value_bytes
-        return 2.5 + 0.031 * tile.columns + products + accesses
+        return 0.5 + 0.0197 * tile.columns + products + 2.07e-5 * count * num_bytes
 
     num_items = tile.num_items(first.num_rows)
-    return sum_of_rounds(num_items, tile.warpgroups, num_sms, round_us)
+    return 2.0 + sum_of_rounds(num_items, tile.warpgroups, num_sms, round_us)
 
 
 def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:

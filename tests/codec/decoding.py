@@ -13,12 +13,7 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
-from megakernel_tts.kernels.codec_tiles import (
-    AnyTile,
-    Tile,
-    fitting_tiles,
-    reads_tiled_rows,
-)
+from megakernel_tts.kernels.codec_tiles import AnyTile, Tile, fitting_tiles, reads_tiled_rows
 from megakernel_tts.kernels.codec_unit_tiles import ResidualUnitTile, fitting_unit_tiles
 from megakernel_tts.model.config import CodecConfig
 

@@ -20,15 +20,12 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
 from megakernel_tts.kernels.codec_structs import ResidualUnitParams
-from megakernel_tts.kernels.codec_tiles import (
-    MANY_ROW_TILES,
-    WARPGROUP_TILES,
-    reads_tiled_rows,
-)
+from megakernel_tts.kernels.codec_tiles import MANY_ROW_TILES, reads_tiled_rows
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
     ResidualUnitTile,
 )
+from megakernel_tts.kernels.codec_warpgroup_tiles import WARPGROUP_TILES
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config

@@ -12,13 +12,14 @@ from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.kernels.codec import load_codec_kernels
-from megakernel_tts.kernels.codec_tiles import WARPGROUP_TILES
 from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
+from megakernel_tts.kernels.codec_warpgroup_tiles import WARPGROUP_TILES
 from megakernel_tts.model.random_released import random_codec_weights
 from tests.codec.decoding import (
     Codec,
     RandomTiles,
     RandomUnitTiles,
+    can_read_tiled_rows,
     decode_chunks,
     decode_one,
     decode_with_torch,
@@ -63,7 +64,12 @@ def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDe
     codes = [some_codes(16, seed, 2048) for seed in range(8)]
     solo = [decode_chunks(decoder, 0, c, [16]) for c in codes]
     tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
-    kernels = load_codec_kernels(torch.device("cuda", 0), choose=tiles, choose_unit=unit_tiles)
+    kernels = load_codec_kernels(
+        torch.device("cuda", 0),
+        choose=tiles,
+        choose_unit=unit_tiles,
+        prefer_tiled_rows=can_read_tiled_rows,
+    )
     other = CudaDecoder(*codec, slots=8, kernels=kernels)
     for slot in range(8):
         other.load_slot(slot)

@@ -6,19 +6,16 @@ from pathlib import Path
 import pytest
 
 from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams
-from megakernel_tts.kernels.codec_tiles import (
-    MANY_ROW_TILES,
-    TILES,
+from megakernel_tts.kernels.codec_tiles import choose_tile, num_k_splits, prefers_tiled_rows
+from megakernel_tts.kernels.codec_warpgroup_tiles import (
     WARPGROUP_TILES,
     WarpgroupTile,
-    choose_tile,
-    num_k_splits,
+    sum_of_rounds,
     warpgroup_columns,
 )
 
 _FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h200.json"
 _NUM_SMS = 132
-_KERNELS = {tile.kernel for tile in (*TILES, *MANY_ROW_TILES, *WARPGROUP_TILES)}
 
 
 @pytest.mark.parametrize(("num_frames", "most"), [(1, 1.02), (8, 1.01), (64, 1.01), (256, 1.01)])
@@ -45,8 +42,8 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
         if taps == 1 and epilogue == Epilogue.SNAKE:  # the end of a residual unit
             params.residual = params.residual_out = 1
         params.warpgroup_columns = warpgroup_columns(params)
-        # The file also has a tile that was removed.
-        us = {kernel: us for kernel, us in launch["us_by_tile"].items() if kernel in _KERNELS}
+        us = launch["us_by_tile"]
+        params.input.is_tiled = prefers_tiled_rows(params, _NUM_SMS)
         chosen_us += us[choose_tile(params, _NUM_SMS).kernel]
         fastest_us += min(us.values())
     assert fastest_us > 0
@@ -55,7 +52,10 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
 
 @pytest.mark.parametrize("channels", [96, 384, 768])
 def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
-    """For the 7-tap convolutions; not for one frame. Those of 192 channels are parts of units."""
+    """For the 7-tap convolutions. One frame has tiles of few rows, except with 96 channels.
+
+    Those of 192 channels are parts of units.
+    """
     rows_per_frame = {96: 1920, 384: 160, 768: 32}[channels]
     for num_frames in (1, 64, 256):
         params = ProjectionParams(
@@ -71,7 +71,7 @@ def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
         params.num_k_splits = num_k_splits(params)
         params.warpgroup_columns = warpgroup_columns(params)
         tile = choose_tile(params, _NUM_SMS)
-        assert isinstance(tile, WarpgroupTile) == (num_frames > 1), num_frames
+        assert isinstance(tile, WarpgroupTile) == (num_frames > 1 or channels == 96), num_frames
 
 
 def warpgroup_params(taps: int, channels: int, planes: int = 1) -> ProjectionParams:
@@ -108,3 +108,22 @@ def test_a_warpgroup_tile_fits_only_what_its_kernel_computes() -> None:
     assert fitting_warpgroup_tiles(residual) == []
     assert [tile.shares_rows for tile in fitting_warpgroup_tiles(one_tile)] == [False]
     assert fitting_warpgroup_tiles(long_window) == []
+
+
+@pytest.mark.parametrize("num_items", [1, 4, 5, 12, 13, 17, 24])
+@pytest.mark.parametrize("warpgroups", [1, 2, 3])
+def test_rounds_have_all_items(num_items: int, warpgroups: int) -> None:
+    """The last one has the least number of items for each of four thread blocks."""
+    counts: list[int] = []
+
+    def round_us(count: int) -> float:
+        counts.append(count)
+        return 1.0
+
+    sum_us = sum_of_rounds(num_items, warpgroups, 4, round_us)
+    *last, full = counts
+    num_blocks, num_full_rounds = min(num_items, 4), round(sum_us) - len(last)
+    rest = num_items - num_full_rounds * warpgroups * num_blocks
+    assert full == warpgroups
+    assert 0 <= rest < warpgroups * num_blocks
+    assert last == ([-(-rest // num_blocks)] if rest else [])

