@@ -42,8 +42,8 @@ struct WarpgroupTile {
   static constexpr bool kIsResident = IsResident;
   // Registers do not suffice for a residual beside the sums of more columns or planes.
   static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192;
-  static constexpr bool kIsSnake = Warpgroups > 1 && !kIsTiled;  // else also kLinear or kGelu
-  static constexpr int kCopyWarps =                              // of a tile of rows
+  static constexpr bool kIsSnake = !kIsTiled;  // else also kLinear or kGelu
+  static constexpr int kCopyWarps =            // of a tile of rows
       Warpgroups == 3 || kIsTiled ? 1 : 7 / kRowTiles;
   static constexpr int kCopyWarpgroups = (kRowTiles * kCopyWarps + 1 + 3) / 4;
   static constexpr int kThreads = kWarpgroupThreads * (Warpgroups + kCopyWarpgroups);

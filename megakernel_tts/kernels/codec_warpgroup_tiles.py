@@ -137,7 +137,7 @@ class WarpgroupTile:
             and num_steps % self.stage_steps == 0
             and (self.is_tiled or window_rows * self.stage_steps // taps <= self.window_rows)
             and (self.reads_residual or not params.residual)
-            and (self.warpgroups == 1 or self.is_tiled or params.epilogue.value == Epilogue.SNAKE)
+            and (self.is_tiled or params.epilogue.value == Epilogue.SNAKE)
         )
 
 
@@ -148,7 +148,6 @@ WARPGROUP_TILES = (
     WarpgroupTile(96, 2, 2, 2, 6, 82, "separate"),
     WarpgroupTile(96, 2, 2, 2, 6, 82, "shared"),
     WarpgroupTile(64, 2, 2, 4, 3, 64, "tiled"),
-    WarpgroupTile(64, 1, 2, 4, 4, 258, "separate"),
     WarpgroupTile(64, 1, 2, 7, 4, 162, "separate"),
 )
 
