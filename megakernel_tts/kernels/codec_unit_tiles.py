@@ -146,10 +146,10 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
 
     def round_us(count: int) -> float:
         products = 6.7e-4 * count * tile.columns * num_steps  # 80 % of the peak
-        return 0.5 + 0.0197 * tile.columns + products + 2.07e-5 * count * num_bytes
+        return 1.24 + 0.022 * tile.columns + products + 1.7e-5 * count * num_bytes
 
     num_items = tile.num_items(first.num_rows)
-    return 2.0 + sum_of_rounds(num_items, tile.warpgroups, num_sms, round_us)
+    return 1.15 + sum_of_rounds(num_items, tile.warpgroups, num_sms, round_us)
 
 
 def choose_unit_tile(params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
