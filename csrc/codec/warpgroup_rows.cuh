@@ -128,9 +128,11 @@ class WarpgroupConsumer {
     if (stage >= 0) release(stage, window);
   }
 
+  // Waits for the next window.
   DEVICE void wait_for_window() const {
     wait_for_completion(shared_.full_windows[row_tile_][window_.entry], window_.parity);
   }
+  // Releases a window.
   DEVICE void release_window(int entry) const {
     if (lane_idx() == 0) mbarrier_arrive(shared_.empty_windows[row_tile_][entry]);
   }

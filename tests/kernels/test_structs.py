@@ -112,10 +112,10 @@ def test_another_value_of_an_enumerator_of_the_codec_fails_the_build() -> None:
     class Epilogue(DeviceEnum):
         CPP_NAMESPACE = nonmember("megakernel::codec")
         SNAKE = 1
-        SAMPLES = 4
+        ROPE_QKV = 3
 
     errors = compile_checks([Epilogue], "codec")
-    assert "Epilogue.SAMPLES has another value than in Python" in errors
+    assert "Epilogue.ROPE_QKV has another value than in Python" in errors
     assert "SNAKE" not in errors
 
 
