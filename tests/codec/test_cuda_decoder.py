@@ -19,7 +19,7 @@ from megakernel_common.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec_structs import ResidualUnitParams
+from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import MANY_ROW_TILES, reads_tiled_rows
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
@@ -211,7 +211,8 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
     plain = make(codec, choose_unit=lambda *_: None)
     tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
-    other = make(codec, choose=tiles, choose_unit=unit_tiles, prefer_tiled_rows=can_read_tiled_rows)
+    # Three thread blocks: in a last round, some have an item for one of two consumers only.
+    other = make(codec, num_sms=3, choose=tiles, choose_unit=unit_tiles)
     codes = [some_codes(2, seed) for seed in range(2)]
     made: list[list[NDArray[np.int16]]] = [[], []]
     for slot in range(2):
@@ -231,7 +232,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
 
 
 def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> None:
-    """Calls of less than a tile of rows, and of more than one."""
+    """Calls of less than a tile of rows, of more than one, and of activations that are not tiled."""
     content = small_codec_config(CODES)
     content["decoder_config"] |= {"latent_dim": 128}
     file = tmp_path / "config.json"
@@ -240,18 +241,22 @@ def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> 
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
     plain = make(codec, prefer_tiled_rows=lambda *_: False)
     tiles = RandomTiles(0)
-    other = make(codec, choose=tiles, prefer_tiled_rows=can_read_tiled_rows)
-    codes = [some_codes(9, seed) for seed in range(3)]
+
+    def prefer(params: ProjectionParams, num_sms: int) -> bool:
+        return params.num_rows > 6 and can_read_tiled_rows(params, num_sms)
+
+    other = make(codec, choose=tiles, prefer_tiled_rows=prefer)
+    codes = [some_codes(10, seed) for seed in range(3)]
     for slot in range(3):
         other.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
-    for start, end in ((0, 1), (1, 9)):
+    for start, end in ((0, 1), (1, 9), (9, 10)):
         requests = [DecodeRequest(slot, codes[slot][start:end]) for slot in range(3)]
         for slot, samples in enumerate(other.decode(requests)()):
             assert samples is not None
             made[slot].append(samples)
     for slot in range(3):
-        expected = decode_chunks(plain, slot, codes[slot], [1, 8])
+        expected = decode_chunks(plain, slot, codes[slot], [1, 8, 1])
         np.testing.assert_array_equal(joined(made[slot]), expected)
     assert any(map(reads_tiled_rows, tiles.used))
 
