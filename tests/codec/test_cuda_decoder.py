@@ -232,7 +232,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
 
 
 def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> None:
-    """Calls of less than a tile of rows, of more than one, and of activations that are not tiled."""
+    """In a call of more than a tile of rows, between two whose activations are not tiled."""
     content = small_codec_config(CODES)
     content["decoder_config"] |= {"latent_dim": 128}
     file = tmp_path / "config.json"
