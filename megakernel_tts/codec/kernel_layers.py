@@ -26,6 +26,7 @@ from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_HISTORIES,
+    SAMPLE_TAPS,
     Activations,
     AttentionParams,
     DepthwiseParams,
@@ -244,6 +245,7 @@ class KernelLayers:
         assert convolution.bias is not None
         assert x.planes == 2
         weights = packing.pad_last(convolution.weight[0].t())
+        assert len(weights) == SAMPLE_TAPS
         params = SamplesParams(
             frames=self._address(self._frames),
             weights=self._address(weights.contiguous()),
