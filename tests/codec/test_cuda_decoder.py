@@ -400,6 +400,21 @@ def test_invalid_requests_and_shapes_are_refused(
     other = replace(config, decoder=replace(config.decoder, sliding_window=71))
     with pytest.raises(ValueError, match=r"sliding_window in \(72,\), found 71"):
         make((weights, other))
+    with pytest.raises(ValueError, match="a multiple of 16 samples, found 72"):
+        make((weights, replace(config, samples_per_frame=72)))
+
+
+def test_samples_beyond_full_scale_are_clipped(codec: Codec, make: Make) -> None:
+    """As in plain torch."""
+    weights, config = codec
+    loud = replace(weights.conv_out, weight=100 * weights.conv_out.weight)
+    codes = some_codes(4, 0)
+    other = replace(weights, conv_out=loud)
+    samples = decode_chunks(make((other, config)), 0, codes, [4])
+    wave = decode_with_torch((other, config), codes)
+    is_clipped = np.abs(wave) == 1
+    assert 0 < is_clipped.mean() < 1
+    np.testing.assert_array_equal(samples[is_clipped], 32767 * wave[is_clipped])
 
 
 def test_rounds_fill_the_capacity_in_order() -> None:

@@ -127,3 +127,21 @@ def test_rounds_have_all_items(num_items: int, warpgroups: int) -> None:
     assert full == warpgroups
     assert 0 <= rest < warpgroups * num_blocks
     assert last == ([-(-rest // num_blocks)] if rest else [])
+
+
+def test_a_tile_of_tiled_activations_fits_linear_layers_without_norm() -> None:
+    def linear(channels: int = 128, columns: int = 128, taps: int = 1) -> ProjectionParams:
+        params = ProjectionParams(
+            num_rows=256, num_columns=columns, num_taps=taps, dilation=1, epilogue=Epilogue.GELU
+        )
+        params.input.num_channels, params.input.num_planes = channels, 2
+        params.input.rows_per_frame = 4
+        params.warpgroup_columns = 64
+        return params
+
+    with_history, normed = linear(), linear()
+    with_history.input.history_rows = 1
+    normed.norm_channels = 128
+    refused = (with_history, normed, linear(taps=4), linear(channels=96), linear(columns=192))
+    assert [tile.is_tiled for tile in fitting_warpgroup_tiles(linear())] == [True]
+    assert [fitting_warpgroup_tiles(params) for params in refused] == [[]] * len(refused)
