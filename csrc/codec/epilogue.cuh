@@ -24,7 +24,7 @@ DEVICE float snake(float v, const ColumnParams& column) {
 DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
 
 // Stores columns n and n + 1: a rope pair of a query or key, or two channels of a value. Writes
-// queries [frames, width], or rounds the slot's keys and values in kv_cache [slots, 2, ring,
+// queries [frames, width], or the slot's keys and values, rounded, to kv_cache [slots, 2, ring,
 // width].
 DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, float high,
                       float2 rope) {
@@ -34,23 +34,24 @@ DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, floa
     high = high * rope.x + low * rope.y;
     low = rotated;
   }
-  const Frame& frame = p.frames[row];
   if (n < width) {
-    float* to = p.queries + static_cast<long long>(row) * width + n;
-    *reinterpret_cast<float2*>(to) = {low, high};
+    *reinterpret_cast<float2*>(p.queries + static_cast<long long>(row) * width + n) = {low, high};
     return;
   }
-  const int is_value = n / width - 1;
-  const int entry = is_value * p.kv_ring_size + frame.position % p.kv_ring_size;
-  f16* to = p.kv_cache + frame.slot * p.kv_slot_stride + static_cast<long long>(entry) * width +
-            n % width;
-  *reinterpret_cast<uint32_t*>(to) = pack_f16(low, high);
+  const Frame& frame = p.frames[row];
+  const int entry = (n >= 2 * width) * p.kv_ring_size + frame.position % p.kv_ring_size;
+  f16* slot = p.kv_cache + frame.slot * p.kv_slot_stride;
+  *reinterpret_cast<uint32_t*>(slot + entry * width + n % width) = pack_f16(low, high);
 }
+
+// The input has kPlanes planes below, with kRopeQkv always two.
 
 // The operand of columns n and n + 1 that does not depend on the sums: a pair of rope [frames,
 // head_dim / 2], or of residual [rows, columns].
+template <int kPlanes>
 DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
-  if (p.epilogue == kRopeQkv) return p.rope[row * (p.head_dim / 2) + n % p.head_dim / 2];
+  if (kPlanes == 2 && p.epilogue == kRopeQkv)
+    return p.rope[row * (p.head_dim / 2) + n % p.head_dim / 2];
   if (p.residual == nullptr) return {0, 0};
   const long long at = static_cast<long long>(row) * p.num_columns + n;
   return *reinterpret_cast<const float2*>(p.residual + at);
@@ -59,11 +60,12 @@ DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
 // Finishes columns n and n + 1 of a row, except for the store of two output channels. Writes
 // residual_out [rows, columns]; with the other epilogues queries and kv_cache, or one channel
 // of output. Returns whether `sum` then holds two channels to be stored.
+template <int kPlanes>
 DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& sum,
                            const ColumnParams& even, const ColumnParams& odd, float2 operand) {
   float low = fmaf(sum.x, even.scale, even.bias);
   float high = fmaf(sum.y, odd.scale, odd.bias);
-  if (p.epilogue == kRopeQkv) {
+  if (kPlanes == 2 && p.epilogue == kRopeQkv) {
     store_qkv(p, row, n, low, high, operand);
     return false;
   }
@@ -86,9 +88,10 @@ DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& su
 }
 
 // The same, with the store to output [rows * columns / channels, planes, channels].
+template <int kPlanes>
 DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum, ColumnParams even,
                            ColumnParams odd, float2 operand) {
-  if (!finish_columns(p, row, n, sum, even, odd, operand)) return;
+  if (!finish_columns<kPlanes>(p, row, n, sum, even, odd, operand)) return;
   const int num_output_rows = p.num_columns / p.output.num_channels;
   const int output_row = n / p.output.num_channels;
   store_activations(p.output, static_cast<long long>(row) * num_output_rows + output_row,

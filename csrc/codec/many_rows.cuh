@@ -214,7 +214,7 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
     const int row = min(first_row + 8 * i + g, p.num_rows - 1);
 #pragma unroll
     for (int j = 0; j < T::kColumnGroups; ++j) {
-      operands[j] = load_epilogue_operand(p, row, n + 8 * j);
+      operands[j] = load_epilogue_operand<T::kPlanes>(p, row, n + 8 * j);
     }
   };
   load_operands(0);
@@ -247,9 +247,9 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
 #pragma unroll
       for (int j = 0; j < T::kColumnGroups; ++j) {
         if (kPaired && stores_channels) {
-          finish_columns(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
+          finish_columns<T::kPlanes>(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
         } else {
-          apply_epilogue(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
+          apply_epilogue<T::kPlanes>(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
         }
       }
     }

@@ -257,7 +257,8 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
 #pragma unroll
     for (int i = 0; i < kRowsPerBatch; ++i) {
       if (thread_row + i * kRowStride >= num_rows) continue;
-      operands[i] = load_epilogue_operand(p, first_row + thread_row + i * kRowStride, n);
+      operands[i] =
+          load_epilogue_operand<T::kPlanes>(p, first_row + thread_row + i * kRowStride, n);
     }
     accumulator.accumulate(begin, end, num_steps);
     accumulator.store(shared, k_split, warp_row);
@@ -277,7 +278,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
       const float factor = rsqrtf(square_sum / p.norm_channels + p.eps);
       sum = {sum.x * factor, sum.y * factor};
     }
-    apply_epilogue(p, first_row + r, n, sum, even, odd, operand);
+    apply_epilogue<T::kPlanes>(p, first_row + r, n, sum, even, odd, operand);
   };
   // A batch of rows at a time. The operands of the next batch are loaded before it is finished.
 #pragma unroll 1
@@ -287,7 +288,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
     for (int i = 0; i < kRowsPerBatch; ++i) {
       const int later = r + (kRowsPerBatch + i) * kRowStride;
       if (kRowsPerThread > kRowsPerBatch && later < num_rows) {
-        next[i] = load_epilogue_operand(p, first_row + later, n);
+        next[i] = load_epilogue_operand<T::kPlanes>(p, first_row + later, n);
       }
     }
 #pragma unroll

@@ -36,7 +36,7 @@ Samples = list[NDArray[np.int16] | None]
 
 @dataclass(frozen=True)
 class SlotState:
-    """The state of one stream outside of any slot; about 5 MB at the released size.
+    """The state of one stream outside of any slot; about 3 MB at the released size.
 
     Attributes:
         history: The last rows of every convolution's input, float16 [values].

@@ -404,19 +404,6 @@ def test_invalid_requests_and_shapes_are_refused(
         make((weights, replace(config, samples_per_frame=72)))
 
 
-def test_samples_beyond_full_scale_are_clipped(codec: Codec, make: Make) -> None:
-    """As in plain torch."""
-    weights, config = codec
-    loud = replace(weights.conv_out, weight=100 * weights.conv_out.weight)
-    codes = some_codes(4, 0)
-    other = replace(weights, conv_out=loud)
-    samples = decode_chunks(make((other, config)), 0, codes, [4])
-    wave = decode_with_torch((other, config), codes)
-    is_clipped = np.abs(wave) == 1
-    assert 0 < is_clipped.mean() < 1
-    np.testing.assert_array_equal(samples[is_clipped], 32767 * wave[is_clipped])
-
-
 def test_rounds_fill_the_capacity_in_order() -> None:
     def chunk(slot: int, frames: int) -> tuple[int, NDArray[np.int64]]:
         return slot, np.arange(frames, dtype=np.int64)[:, None]
