@@ -42,6 +42,12 @@ DEVICE void store_activations(const Activations& output, long long row, int chan
   *reinterpret_cast<uint32_t*>(at + output.num_channels) =
       pack_f16(low - rounded.x, high - rounded.y);
 }
+// The same for one channel.
+DEVICE void store_activations(const Activations& output, long long row, int channel, float value) {
+  f16* at = output.data + row * output.num_planes * output.num_channels + channel;
+  *at = to_f16(value);
+  if (output.num_planes == 2) at[output.num_channels] = to_f16(value - to_float(*at));
+}
 // The same for eight adjacent channels at `to`, the first a multiple of eight. The second plane is
 // `plane_size` channels further on; 0: there is none.
 DEVICE void store_eight_activations(f16* to, int plane_size, const float (&v)[8]) {
@@ -56,9 +62,13 @@ DEVICE void store_eight_activations(f16* to, int plane_size, const float (&v)[8]
   if (plane_size == 0) return;
   *reinterpret_cast<uint4*>(to + plane_size) = {errors[0], errors[1], errors[2], errors[3]};
 }
-constexpr int kTiledPlaneSize = kTileRows * kStepChannels;
-// The place of a channel of a row in tiled activations, in elements. Its rounding error is
-// kTiledPlaneSize elements further on.
+
+// --- tiled activations, with two planes ---
+
+constexpr int kTiledPlaneSize = kTileRows * kStepChannels;  // in elements
+
+// The place of a channel of a row, in elements. Its rounding error is kTiledPlaneSize elements
+// further on.
 DEVICE long long tiled_offset(const Activations& x, int row, int channel) {
   const int t = channel % kStepChannels / 8, instruction = channel % 8 / 4;
   const long long step =
@@ -67,8 +77,7 @@ DEVICE long long tiled_offset(const Activations& x, int row, int channel) {
   return step * x.num_planes * kTiledPlaneSize +
          ((2 * instruction + t / 2) * kTileRows + row % kTileRows) * 8 + t % 2 * 4 + channel % 4;
 }
-// Stores eight adjacent channels of tiled activations with two planes; the first a multiple of
-// eight.
+// Stores eight adjacent channels of a row, the first a multiple of eight.
 DEVICE void store_eight_tiled_activations(const Activations& output, int row, int channel,
                                           const float (&v)[8]) {
   f16* to = output.data + tiled_offset(output, row, channel);
@@ -81,8 +90,7 @@ DEVICE void store_eight_tiled_activations(const Activations& output, int row, in
                                                        pack_f16(v[i + 2] - b.x, v[i + 3] - b.y)};
   }
 }
-// Stores channels `channel` and `channel + 1` of a row to activations that may be tiled, then with
-// two planes.
+// Stores channels `channel` and `channel + 1` of a row to activations that may be tiled.
 DEVICE void store_maybe_tiled_activations(const Activations& output, int row, int channel,
                                           float low, float high) {
   if (!output.is_tiled) return store_activations(output, row, channel, low, high);
@@ -91,12 +99,6 @@ DEVICE void store_maybe_tiled_activations(const Activations& output, int row, in
   const float2 rounded = unpack_f16(rounded_bits);
   *reinterpret_cast<uint32_t*>(to) = rounded_bits;
   *reinterpret_cast<uint32_t*>(to + kTiledPlaneSize) = pack_f16(low - rounded.x, high - rounded.y);
-}
-// The same for one channel.
-DEVICE void store_activations(const Activations& output, long long row, int channel, float value) {
-  f16* at = output.data + row * output.num_planes * output.num_channels + channel;
-  *at = to_f16(value);
-  if (output.num_planes == 2) at[output.num_channels] = to_f16(value - to_float(*at));
 }
 
 }  // namespace megakernel::codec

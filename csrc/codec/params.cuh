@@ -134,7 +134,7 @@ struct DepthwiseParams {
 };
 
 constexpr int kSampleTaps = 7;
-constexpr int kSampleRows = 16;  // whole frames have a multiple of
+constexpr int kSampleRows = 16;  // that lanes compute together; a frame has a multiple of them
 
 // sample[r] = bias + sum over taps and channels of input[r - back, c] * weights[tap, c].
 struct SamplesParams {

@@ -31,7 +31,7 @@ struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stag
 // --- shared memory ---
 
 // Also the parameters of the columns of both convolutions, permuted as their weights are. The
-// mbarrier `turns[c]` completes when the consumer before c has multiplied a tile.
+// mbarrier `turns[c]` completes when the consumer before c has multiplied an item.
 template <class T>
 struct ResidualUnitSharedMemory : WarpgroupSharedMemory<T> {
   ColumnParams column_params[2][T::kColumns];
@@ -95,7 +95,7 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   using Base = WarpgroupConsumer<T>;
 
  public:
-  // Consumer `consumer` of the block, before its first tile.
+  // Consumer `consumer` of the block, before its first item.
   DEVICE ResidualUnitConsumer(const ResidualUnitParams& p, ResidualUnitSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule, int consumer)
       : Base(p.convolution, shared, schedule, consumer),
@@ -103,11 +103,11 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
         unit_shared_(shared),
         consumer_(consumer) {}
 
-  // Computes the next tile, whose rows begin at `first_row`.
-  DEVICE void compute_tile(int first_row) {
+  // Computes the next item, whose rows begin at `first_row`.
+  DEVICE void compute_item(int first_row) {
     clear_sums(this->sums[0]);
     begin_turn();
-    Base::multiply_tile();
+    Base::multiply_item();
     end_turn();
     activate();
     this->wait_for_weights();
@@ -117,8 +117,8 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   }
 
   // Releases the stages of a round in which the consumer has no item.
-  DEVICE void skip_tile() {
-    Base::skip_tile();
+  DEVICE void skip_round() {
+    Base::skip_round();
     this->wait_for_weights();
     this->release_weights(this->stage_.entry);
     this->stage_.advance();
@@ -327,10 +327,10 @@ DEVICE void compute_residual_unit(const ResidualUnitParams& p,
     for (int round = 0; round <= schedule.num_full_rounds; ++round) {
       const Items items = schedule.items(round);
       if (warpgroup >= items.count) {
-        if (items.count > 0) consumer.skip_tile();
+        if (items.count > 0) consumer.skip_round();
         break;
       }
-      consumer.compute_tile(schedule.window_idx(items.first + warpgroup) * kWarpgroupRows);
+      consumer.compute_item(schedule.window_idx(items.first + warpgroup) * kWarpgroupRows);
     }
   }
 }

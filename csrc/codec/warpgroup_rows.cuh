@@ -1,10 +1,10 @@
 // The projection of many rows with warpgroup instructions, on sm_90a: the equation of
 // projection.cuh with epilogues that store one channel for each column.
 //
-// A block is persistent. It takes one tile of rows and columns after the other, and its copy warps
-// are ahead of its consumers, also across tiles. Rows and weights are operands in shared memory.
-// The order of the sums is that of projection.cuh, and wgmma rounds as mma.sync does. So a row has
-// the same bits from all kernels.
+// A block is persistent. Each of its consumers takes one item of rows and columns after the other,
+// and the copy warps are ahead of the consumers, also across items. Rows and weights are operands
+// in shared memory. The order of the sums is that of projection.cuh, and wgmma rounds as mma.sync
+// does. So a row has the same bits from all kernels.
 #pragma once
 
 #include "warpgroup_copies.cuh"
@@ -29,7 +29,7 @@ struct WarpgroupProjectionSharedMemory : WarpgroupSharedMemory<T> {
 
 // Those of warpgroup_tile.cuh.
 
-// A consumer's sums of a tile. Lane 4 g + t has rows g and g + 8 of its warp's 16, and eight
+// A consumer's sums of an item. Lane 4 g + t has rows g and g + 8 of its warp's 16, and eight
 // adjacent channels of every 32: the columns of the weights are permuted (weight_packing.py).
 template <class T>
 class WarpgroupConsumer {
@@ -37,7 +37,7 @@ class WarpgroupConsumer {
   float totals[T::kColumns / 2];            // of the splits before
   float sums[T::kPlanes][T::kColumns / 2];  // of the split
 
-  // Consumer `consumer` of the block, before its first tile.
+  // Consumer `consumer` of the block, before its first item.
   DEVICE WarpgroupConsumer(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                            const WarpgroupSchedule<T>& schedule, int consumer)
       : shared_(shared),
@@ -47,8 +47,8 @@ class WarpgroupConsumer {
         row_tile_(consumer % T::kRowTiles),
         row_step_bytes_(16 * row_step(p)) {}
 
-  // Computes the totals of the next tile.
-  DEVICE void multiply_tile() {
+  // Computes the totals of the next item.
+  DEVICE void multiply_item() {
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) totals[i] = 0;
     int begin = 0;
@@ -69,7 +69,7 @@ class WarpgroupConsumer {
   }
 
   // Releases the stages of a round in which the consumer has no item.
-  DEVICE void skip_tile() {
+  DEVICE void skip_round() {
 #pragma unroll 1
     for (int step = 0; step < schedule_.num_steps; step += T::kStageSteps) {
       wait_for_weights();
@@ -324,7 +324,7 @@ DEVICE void project_with_warpgroups(const ProjectionParams& p,
     for (int round = 0; round <= schedule.num_full_rounds; ++round) {
       const Items items = schedule.items(round);
       if (warpgroup >= items.count) {
-        if (items.count > 0) consumer.skip_tile();
+        if (items.count > 0) consumer.skip_round();
         break;
       }
       const int item = items.first + warpgroup, first_column = schedule.first_column(item);
@@ -333,7 +333,7 @@ DEVICE void project_with_warpgroups(const ProjectionParams& p,
       const LaneTile<T> lane(p, schedule.window_idx(item), first_column);
       LaneResidual<T> residual = {};
       if constexpr (T::kReadsResidual) residual.load(p, lane);
-      consumer.multiply_tile();
+      consumer.multiply_item();
       finish_warpgroup_rows<T>(p, consumer.totals, lane, residual, column_params, first_column);
     }
   }

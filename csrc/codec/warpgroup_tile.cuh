@@ -29,6 +29,7 @@ struct WarpgroupTile {
   static_assert(Columns % 32 == 0, "a lane stores eight channels of every 32");
   static_assert(Warpgroups >= 1 && Warpgroups <= 3, "registers suffice for three");
   static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
+  static_assert(Warpgroups < 3 || Rows == BlockRows::kSeparate, "see WarpgroupSchedule::items");
   static constexpr bool kIsTiled = Rows == BlockRows::kTiled;
   static_assert(kIsTiled ? WindowRows == kTileRows : WindowRows % 8 == 2,
                 "four rows are copied without bank conflicts");
@@ -109,7 +110,8 @@ struct WarpgroupSchedule {
     if (column_tiles == 1) return count;
     return (count + T::kRowTiles - 1) / T::kRowTiles * T::kRowTiles;
   }
-  // The items of the block in round `round`, up to num_full_rounds.
+  // The items of the block in round `round`, up to num_full_rounds. Two items of three consumers
+  // would have different columns if there were several tiles of columns.
   DEVICE Items items(int round) const {
     const int begin = round * num_blocks() * T::kWarpgroups;
     int count = T::kWarpgroups;

@@ -13,7 +13,7 @@ class ActivationBuffer:
     """Activations of a layer and the place of their history in a slot.
 
     Attributes:
-        data: float16 [rows, planes, channels].
+        data: float16 [rows, planes, channels], or tiled (`Activations` in csrc/codec/params.cuh).
         rows_per_frame: Rows of one frame.
         history_rows: Rows before the call's first that the next layer reads.
         offset: Of the history in a slot, in elements.

@@ -58,15 +58,16 @@ class ProjectionLaunch:
         return self.params
 
 
-class TiledActivations:
-    """Decides for each call which activations are tiled, see csrc/codec/params.cuh.
+class ActivationLayouts:
+    """The activations that are tiled in a call, see csrc/codec/params.cuh.
 
     Activations can be tiled if one projection reads them, and if the kernel that writes them can
-    write them so.
+    write them so. Kernels other than projections read only activations with a history, which no
+    tile of tiled activations fits.
     """
 
     def __init__(self, kernels: CodecKernels) -> None:
-        """Stores the kernels, which know the tiles of a launch."""
+        """Stores the kernels, whose tiles are chosen for each call."""
         self._kernels = kernels
         self._readers: dict[int, list[ProjectionLaunch]] = {}
 
@@ -86,7 +87,7 @@ class TiledActivations:
         if len(readers) != 1:
             return
         params = readers[0].params_of(num_frames)
-        is_tiled = writes_tiles and self._kernels.prefers_tiled_rows(params)
+        is_tiled = writes_tiles and self._kernels.is_tiled(params)
         output.is_tiled = params.input.is_tiled = is_tiled
 
 

@@ -16,11 +16,11 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.activation_buffers import ActivationBuffer, ActivationBuffers
 from megakernel_tts.codec.decoder import codebook_tables
 from megakernel_tts.codec.kernel_launches import (
+    ActivationLayouts,
     Launch,
     LayerLaunches,
     ProjectionLaunch,
     ResidualUnitLaunch,
-    TiledActivations,
 )
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
@@ -87,7 +87,7 @@ class KernelLayers:
         """
         stack = config.decoder.stack
         self._kernels, self._capacity = kernels, capacity
-        self._tiled = TiledActivations(kernels)
+        self._layouts = ActivationLayouts(kernels)
         self._device, self._stack, self._slots = device, stack, slots
         self.stage = ""
         self.buffers = ActivationBuffers(capacity, device)
@@ -235,7 +235,7 @@ class KernelLayers:
 
         def launch(num_frames: int) -> None:
             params.num_rows = num_frames * x.rows_per_frame
-            self._tiled.choose(params.output, num_frames, writes_tiles=True)
+            self._layouts.choose(params.output, num_frames, writes_tiles=True)
             self._kernels.depthwise(params, [output.data])
 
         self._append(launch)
@@ -257,7 +257,6 @@ class KernelLayers:
 
         def launch(num_frames: int) -> None:
             params.num_rows = num_frames * x.rows_per_frame
-            # The operator that launches takes the device of `x.data`; the others are on the host.
             self._kernels.samples(params, [x.data, self.pcm, self.non_finite])
 
         self._append(launch)
@@ -390,7 +389,7 @@ class KernelLayers:
         if residual_out is not None:
             writes.append(residual_out)
         projection = ProjectionLaunch(params, x.rows_per_frame, writes)
-        self._tiled.add_reader(projection)
+        self._layouts.add_reader(projection)
         return projection
 
     def _launch(self, projection: ProjectionLaunch) -> Launch:
@@ -400,7 +399,9 @@ class KernelLayers:
         def launch(num_frames: int) -> None:
             params = projection.params_of(num_frames)
             tile = self._kernels.tile(params)
-            self._tiled.choose(params.output, num_frames, writes_tiles=reads_tiled_rows(tile))
+            is_one_row = params.num_columns == params.output.num_channels  # not of several
+            writes_tiles = reads_tiled_rows(tile) and is_one_row
+            self._layouts.choose(params.output, num_frames, writes_tiles=writes_tiles)
             self._kernels.project(
                 params, tile, projection.writes, overlap_previous=overlap_previous
             )

@@ -26,9 +26,9 @@ from megakernel_tts.kernels.codec_tiles import (
     TILES,
     AnyTile,
     ChooseTile,
-    PreferTiledRows,
+    ChooseTiling,
     choose_tile,
-    prefers_tiled_rows,
+    choose_tiling,
 )
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
@@ -93,7 +93,7 @@ def load_codec_kernels(
     path: LaunchPath | None = None,
     choose: ChooseTile = choose_tile,
     choose_unit: ChooseUnitTile = choose_unit_tile,
-    prefer_tiled_rows: PreferTiledRows = prefers_tiled_rows,
+    choose_tiling: ChooseTiling = choose_tiling,
 ) -> "CodecKernels":
     """Compiles the codec's kernels unless they are cached, and loads them.
 
@@ -102,7 +102,7 @@ def load_codec_kernels(
         path: How to compile and launch; by default what `support` finds. For tests.
         choose: As in `CodecKernels`.
         choose_unit: As in `CodecKernels`.
-        prefer_tiled_rows: As in `CodecKernels`.
+        choose_tiling: As in `CodecKernels`.
 
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
@@ -117,7 +117,7 @@ def load_codec_kernels(
         has_warpgroups=properties.major == _WARPGROUP_CAPABILITY,
         choose=choose,
         choose_unit=choose_unit,
-        prefer_tiled_rows=prefer_tiled_rows,
+        choose_tiling=choose_tiling,
     )
 
 
@@ -139,7 +139,7 @@ class CodecKernels:
         has_warpgroups: bool,
         choose: ChooseTile = choose_tile,
         choose_unit: ChooseUnitTile = choose_unit_tile,
-        prefer_tiled_rows: PreferTiledRows = prefers_tiled_rows,
+        choose_tiling: ChooseTiling = choose_tiling,
     ) -> None:
         """Stores the module.
 
@@ -151,11 +151,11 @@ class CodecKernels:
             choose: The tile of a launch on that many multiprocessors. No tile changes a bit of the
                 samples; tests and benchmarks compare them.
             choose_unit: The same for a residual unit as one launch; None for two launches.
-            prefer_tiled_rows: Whether the input of a launch is tiled, where it can be.
+            choose_tiling: Whether the input of a projection is tiled, where it can be.
         """
         self._module, self._num_sms, self._overlap = module, num_sms, overlap
         self._choose, self._choose_unit = choose, choose_unit
-        self._prefer_tiled_rows = prefer_tiled_rows
+        self._choose_tiling = choose_tiling
         self.has_warpgroups = has_warpgroups
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
@@ -167,9 +167,9 @@ class CodecKernels:
         """The tile of a projection."""
         return self._choose(params, self._num_sms)
 
-    def prefers_tiled_rows(self, params: ProjectionParams) -> bool:
-        """Whether the input of a projection should be tiled, if it can be."""
-        return self._prefer_tiled_rows(params, self._num_sms)
+    def is_tiled(self, params: ProjectionParams) -> bool:
+        """Whether the input of a projection is tiled, where it can be."""
+        return self._choose_tiling(params, self._num_sms)
 
     def project(
         self,
@@ -232,7 +232,13 @@ class CodecKernels:
         self._module.launch("codec_depthwise", params, config, writes=writes)
 
     def samples(self, params: SamplesParams, writes: "Sequence[Tensor]") -> None:
-        """Launches the last convolution."""
+        """Launches the last convolution: one block for `SAMPLE_BLOCK_ROWS` rows.
+
+        Args:
+            params: The argument.
+            writes: First the input, which names the device, then the tensors on the host that the
+                kernel writes.
+        """
         num_blocks = -(-params.num_rows // SAMPLE_BLOCK_ROWS)
         config = LaunchConfig(num_blocks, SAMPLE_THREADS, overlap_previous=self._overlap)
         self._module.launch("codec_samples", params, config, writes=writes)

@@ -75,9 +75,9 @@ _SIZES = {
     (2, 1): ((2, 1), (2, 2), (4, 4), (8, 4)),
     (4, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
     (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
-    (2, 2): ((2, 1), (2, 2), (2, 4), (4, 4)),
-    (4, 2): ((2, 1), (2, 4), (4, 4)),
-    (8, 2): ((2, 1), (2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
+    (2, 2): ((2, 2), (2, 4), (4, 4)),
+    (4, 2): ((2, 4), (4, 4)),
+    (8, 2): ((2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
 }
 
 
@@ -264,8 +264,8 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
     return min(fitting_tiles(params), key=lambda tile: _estimate_any_us(tile, params, num_sms))
 
 
-def prefers_tiled_rows(params: ProjectionParams, num_sms: int) -> bool:
-    """Whether a launch is estimated to take less time if its input is tiled.
+def choose_tiling(params: ProjectionParams, num_sms: int) -> bool:
+    """Whether the input of a launch is tiled, because it is estimated to take less time then.
 
     Args:
         params: The launch.
@@ -282,4 +282,4 @@ def least_time_us(params: ProjectionParams, num_sms: int) -> float:
 
 
 ChooseTile = Callable[[ProjectionParams, int], AnyTile]
-PreferTiledRows = Callable[[ProjectionParams, int], bool]
+ChooseTiling = Callable[[ProjectionParams, int], bool]

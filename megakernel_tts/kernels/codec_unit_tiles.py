@@ -91,7 +91,7 @@ class ResidualUnitTile:
         return f"codec_residual_unit_{self.columns}_{self.warpgroups}"
 
     def num_items(self, num_rows: int) -> int:
-        """Tiles of one warpgroup of a launch."""
+        """Items of a launch, see `WarpgroupSchedule` in csrc/codec/warpgroup_tile.cuh."""
         return num_rows // WARPGROUP_ROWS
 
     @staticmethod

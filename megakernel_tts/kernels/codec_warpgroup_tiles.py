@@ -109,7 +109,7 @@ class WarpgroupTile:
         return name if self.block_rows == "separate" else f"{name}_{self.block_rows}_rows"
 
     def num_items(self, params: ProjectionParams) -> int:
-        """Tiles of one warpgroup of a launch, of which a thread block computes several."""
+        """Items of a launch, see `WarpgroupSchedule` in csrc/codec/warpgroup_tile.cuh."""
         if self.is_tiled:
             num_windows = -(-params.num_rows // WARPGROUP_ROWS)
             return num_windows * (params.num_columns // self.columns)
@@ -191,7 +191,7 @@ def sum_of_rounds(
 
 
 def estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch on sm_90a, fitted in the same way.
+    """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
     Every round of a block has a prologue, the products of its steps, the copies of its windows, and
     an epilogue that reads and writes global memory.

@@ -239,13 +239,13 @@ def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> 
     file.write_text(json.dumps(content))
     config = read_codec_config(file)
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
-    plain = make(codec, prefer_tiled_rows=lambda *_: False)
+    plain = make(codec, choose_tiling=lambda *_: False)
     tiles = RandomTiles(0)
 
     def prefer(params: ProjectionParams, num_sms: int) -> bool:
         return params.num_rows > 6 and can_read_tiled_rows(params, num_sms)
 
-    other = make(codec, choose=tiles, prefer_tiled_rows=prefer)
+    other = make(codec, choose=tiles, choose_tiling=prefer)
     codes = [some_codes(10, seed) for seed in range(3)]
     for slot in range(3):
         other.load_slot(slot)

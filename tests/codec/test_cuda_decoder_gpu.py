@@ -68,7 +68,7 @@ def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDe
         torch.device("cuda", 0),
         choose=tiles,
         choose_unit=unit_tiles,
-        prefer_tiled_rows=can_read_tiled_rows,
+        choose_tiling=can_read_tiled_rows,
     )
     other = CudaDecoder(*codec, slots=8, kernels=kernels)
     for slot in range(8):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams
-from megakernel_tts.kernels.codec_tiles import choose_tile, num_k_splits, prefers_tiled_rows
+from megakernel_tts.kernels.codec_tiles import choose_tile, choose_tiling, num_k_splits
 from megakernel_tts.kernels.codec_warpgroup_tiles import (
     WARPGROUP_TILES,
     WarpgroupTile,
@@ -43,7 +43,7 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
             params.residual = params.residual_out = 1
         params.warpgroup_columns = warpgroup_columns(params)
         us = launch["us_by_tile"]
-        params.input.is_tiled = prefers_tiled_rows(params, _NUM_SMS)
+        params.input.is_tiled = choose_tiling(params, _NUM_SMS)
         chosen_us += us[choose_tile(params, _NUM_SMS).kernel]
         fastest_us += min(us.values())
     assert fastest_us > 0

@@ -11,9 +11,9 @@ from megakernel_tts.kernels.codec import CodecKernels, codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.codec_tiles import (
     ChooseTile,
-    PreferTiledRows,
+    ChooseTiling,
     choose_tile,
-    prefers_tiled_rows,
+    choose_tiling,
 )
 from megakernel_tts.kernels.codec_unit_tiles import ChooseUnitTile, choose_unit_tile
 from tests.emulator.build import load_library
@@ -48,7 +48,7 @@ def emulated_codec_kernels(
     num_sms: int = 4,
     choose: ChooseTile = choose_tile,
     choose_unit: ChooseUnitTile = choose_unit_tile,
-    prefer_tiled_rows: PreferTiledRows = prefers_tiled_rows,
+    choose_tiling: ChooseTiling = choose_tiling,
 ) -> CodecKernels:
     """The codec's emulated kernels, with the tiles for a GPU of `num_sms` multiprocessors."""
     return CodecKernels(
@@ -58,5 +58,5 @@ def emulated_codec_kernels(
         has_warpgroups=True,
         choose=choose,
         choose_unit=choose_unit,
-        prefer_tiled_rows=prefer_tiled_rows,
+        choose_tiling=choose_tiling,
     )
