@@ -6,25 +6,66 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from megakernel_common.checkpoint import map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
+from megakernel_tts.codec.kernel_layers import FRAME
+from megakernel_tts.kernels.codec import CodecKernels
+from megakernel_tts.kernels.codec_structs import SamplesParams
 from megakernel_tts.model.random_checkpoint import random_tensor
 from tests.codec.decoding import decode_chunks, decode_with_torch, some_codes
 from tests.codec.test_cuda_decoder import low_rate_config
 from tests.emulator.codec import emulated_codec_kernels
 
 
-def test_samples_beyond_full_scale_are_clipped(tmp_path: Path) -> None:
-    """As in plain torch."""
+@pytest.fixture(scope="module")
+def kernels() -> CodecKernels:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
+    return emulated_codec_kernels()
+
+
+def test_samples_are_those_of_a_convolution_of_any_number_of_channels(
+    kernels: CodecKernels,
+) -> None:
+    """Of two frames of one stream; 160 channels are more than sixteen lanes have at once."""
+    rows, channels, taps = 32, 160, 7
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(taps - 1 + rows, channels, generator=generator)
+    weight = 0.01 * torch.randn(taps, channels, generator=generator)
+    rounded = x.half()
+    planes = torch.stack([rounded, (x - rounded.float()).half()], dim=1)
+    history, data = planes[: taps - 1].contiguous(), planes[taps - 1 :].contiguous()
+    frames = np.zeros(2, FRAME)
+    pcm, non_finite = torch.zeros(rows, dtype=torch.int16), torch.zeros(2, dtype=torch.int32)
+    params = SamplesParams(
+        frames=frames.ctypes.data,
+        num_rows=rows,
+        weights=weight.data_ptr(),
+        bias=0.1,
+        pcm=pcm.data_ptr(),
+        non_finite=non_finite.data_ptr(),
+    )
+    params.input.data, params.input.history = data.data_ptr(), history.data_ptr()
+    params.input.num_planes, params.input.num_channels = 2, channels
+    params.input.history_rows, params.input.rows_per_frame = taps - 1, rows // 2
+    kernels.samples(params, [data, pcm, non_finite])
+    wave = F.conv1d(x.t()[None], weight.t()[None].contiguous())[0, 0] + 0.1
+    assert wave.abs().max() < 1
+    np.testing.assert_allclose(pcm, (32767 * wave).round(), atol=1)
+    assert not non_finite.any()
+
+
+def test_samples_beyond_full_scale_are_clipped(kernels: CodecKernels, tmp_path: Path) -> None:
+    """As in plain torch."""
     config = low_rate_config(tmp_path)
     weights = map_leaves(w.decoder_specs(config.decoder), random_tensor)
     loud = replace(weights.conv_out, weight=100 * weights.conv_out.weight)
     codes, codec = some_codes(4, 0), (replace(weights, conv_out=loud), config)
-    decoder = CudaDecoder(*codec, slots=1, kernels=emulated_codec_kernels())
+    decoder = CudaDecoder(*codec, slots=1, kernels=kernels)
     samples = decode_chunks(decoder, 0, codes, [4])
     wave = decode_with_torch(codec, codes)
     is_clipped = np.abs(wave) == 1
