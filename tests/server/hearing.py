@@ -110,8 +110,3 @@ async def interrupt_audio(page: BrowserPage, condition: str) -> None:
     """
     key = 'document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }))'
     await page.wait_until(f"{condition} && window.leadS() > 0.02 && ({key}, true)")
-
-
-async def level(page: BrowserPage) -> float:
-    """Peak of what the loudspeaker plays now."""
-    return await page.run("window.level()")
