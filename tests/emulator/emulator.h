@@ -1,4 +1,5 @@
-// The functions of warp.cuh, math.cuh, mbarrier.cuh and memory.cuh on a host.
+// The functions of warp.cuh, math.cuh and memory.cuh on a host; those of mbarrier.cuh are in
+// copies.h.
 //
 // The emulator shows whether the phases compute the right results under many schedules. Memory is
 // sequentially consistent, so it does not show whether the memory orders suffice. It is slow and
@@ -7,7 +8,7 @@
 
 #include <stdio.h>
 
-#include "fibers.h"
+#include "copies.h"
 
 #define DEVICE inline
 #define DEVICE_NOINLINE inline
@@ -178,54 +179,6 @@ inline void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
   emulate_mma<F16Numbers>(acc, a, b);
 }
 
-// --- mbarrier.cuh ---
-
-struct Mbarrier {
-  int count, num_missing;  // arrivals
-  int num_bytes;           // being copied
-  uint32_t completions;
-
-  void complete_if_due() {
-    if (num_missing == 0 && num_bytes == 0) num_missing = count, ++completions;
-  }
-};
-inline void mbarrier_init(Mbarrier& barrier, int count) { barrier = {count, count, 0, 0}; }
-inline void mbarrier_fence_init() {}
-inline void mbarrier_arrive(Mbarrier& barrier) {
-  --barrier.num_missing;
-  barrier.complete_if_due();
-}
-inline void mbarrier_arrive_if(bool wanted, Mbarrier& barrier) {
-  if (wanted) mbarrier_arrive(barrier);
-}
-inline void mbarrier_arrive_on_copies(Mbarrier& barrier) { mbarrier_arrive(barrier); }
-inline bool mbarrier_test_wait(const Mbarrier& barrier, uint32_t parity) {
-  return (barrier.completions & 1) != parity;
-}
-inline bool mbarrier_try_wait(const Mbarrier& barrier, uint32_t parity) {
-  return mbarrier_test_wait(barrier, parity);
-}
-inline void mbarrier_expect_copy(Mbarrier& barrier, int bytes) {
-  if (lane_idx() > 0) return;
-  barrier.num_bytes += bytes;
-  mbarrier_arrive(barrier);
-}
-inline uint64_t l2_evict_first_policy() { return 0; }
-inline uint64_t l2_evict_last_policy() { return 1; }
-inline void copy_async(void* shared, const void* global, int bytes, Mbarrier& barrier, uint64_t) {
-#ifdef MEGAKERNEL_MOVES_REGISTERS
-  // This build counts full stages ahead. Some copies take long, so that the count is wrong if it
-  // includes them.
-  const bool slow = reinterpret_cast<uintptr_t>(global) / bytes % 5 == 0;
-  for (int num_yields = 0; slow && num_yields < 40; ++num_yields) yield_poll();
-#endif
-  mbarrier_arrive_if(lane_idx() > 0, barrier);
-  if (lane_idx() > 0) return;
-  memcpy(shared, global, bytes);
-  barrier.num_bytes -= bytes;
-  barrier.complete_if_due();
-}
-
 // --- memory.cuh ---
 
 inline uint4 load_relaxed(const uint4* at) { return *at; }
@@ -266,21 +219,6 @@ inline void load_shared_if(bool wanted, const uint4& at, uint4& v) {
 }
 inline uint4 load_shared_volatile(const uint4* shared) { return *shared; }
 inline float4 load_in_order(const float* at) { return *reinterpret_cast<const float4*>(at); }
-inline void copy_async_8_bytes(uint2* shared, const void* global) { memcpy(shared, global, 8); }
-inline void copy_async_8_bytes_if(bool wanted, uint2* shared, const void* global) {
-  if (wanted) copy_async_8_bytes(shared, global);
-}
-inline void copy_async_wait_all() {}
-inline void copy_async_16_bytes(uint4* shared, const void* global) { memcpy(shared, global, 16); }
-inline void copy_async_commit() {}
-template <int kPending>
-inline void copy_async_wait() {}
-template <int kBytes>
-inline void copy_async_zero_fill(void* shared, const void* global, int bytes) {
-  memset(shared, 0, kBytes);
-  if (bytes > 0) memcpy(shared, global, bytes);
-}
-
 inline void store_host_flag(unsigned* to_host, unsigned value) { *to_host = value; }
 inline unsigned load_host_flag(const unsigned* from_host) { return *from_host; }
 

@@ -228,13 +228,4 @@ inline void run_fibers(int num_blocks, int num_threads, int late, int first_bloc
   }
 }
 
-// The same for a body without an argument.
-template <class Body>
-void launch(int num_blocks, int num_threads, int late, const Body& body, int first_block = 0,
-            int num_grid_blocks = 0) {
-  run_fibers(
-      num_blocks, num_threads, late, first_block, num_grid_blocks,
-      [](const void* captures) { (*static_cast<const Body*>(captures))(); }, &body);
-}
-
 }  // namespace megakernel

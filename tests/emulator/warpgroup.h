@@ -50,19 +50,12 @@ using ProductGroup = std::vector<PendingProduct>;
 struct ProductQueue {
   std::deque<ProductGroup> groups;
   ProductGroup issued;
+  unsigned num_commits = 0;
 };
 inline ProductQueue& product_queue(int fiber) {
   static std::deque<ProductQueue> queues;
   while (queues.size() <= static_cast<size_t>(fiber)) queues.emplace_back();
   return queues[fiber];
-}
-
-inline void warpgroup_fence() {}
-inline void warpgroup_commit() {
-  ProductQueue& queue = product_queue(machine().fiber_idx);
-  queue.groups.push_back(std::move(queue.issued));
-  queue.issued.clear();
-  yield_poll();  // other warps continue before the products: what they overwrite too early is wrong
 }
 
 // Multiplies 16 rows of a warp: for every eight columns the products and sums of mma_m16n8k16_f16.
@@ -97,6 +90,17 @@ inline void warpgroup_wait() {
       for (int lane = 0; lane < 32; ++lane) product_queue(first + lane).groups.pop_front();
     }
   });
+}
+inline void warpgroup_fence() {}
+// One group of 29 is multiplied at once, so that operands which are not copied yet give wrong sums.
+// Other warps continue before the other products, so that operands which they overwrite too early
+// do.
+inline void warpgroup_commit() {
+  ProductQueue& queue = product_queue(machine().fiber_idx);
+  queue.groups.push_back(std::move(queue.issued));
+  queue.issued.clear();
+  if (++queue.num_commits % 29 == 0) return warpgroup_wait<0>();
+  yield_poll();
 }
 inline void fence_async_proxy() {}
 inline void prefetch_l2_bulk(const void*, int) {}
