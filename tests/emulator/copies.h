@@ -96,7 +96,7 @@ class Copies {
 
   // Now and then finishes some copies that an mbarrier counts.
   void advance() {
-    if (!counted_.empty() && next_random() % 4 == 0) finish(next_random() % counted_.size());
+    if (!counted_.empty() && random_.next() % 4 == 0) finish(random_.next() % counted_.size());
   }
   // Finishes those of the running thread except for the last `num_pending` groups.
   void finish_own(size_t num_pending) {
@@ -122,11 +122,9 @@ class Copies {
     copies.finish();
   }
 
-  uint64_t next_random() { return random_ = random_ * 48271 % 0x7FFFFFFF; }  // see Schedule
-
   std::vector<ThreadCopies> of_threads_;
   std::vector<CountedCopies> counted_;
-  uint64_t random_ = 1;
+  RandomNumbers random_{1};
 };
 
 inline __attribute__((visibility("hidden"))) Copies the_copies;

@@ -139,6 +139,16 @@ inline Barrier& block_barrier(int which) {
 }
 inline Barrier& own_warp_barrier() { return machine().warp_barriers[machine().fiber_idx / 32]; }
 
+// A linear congruential generator (std::minstd_rand, of a large header).
+class RandomNumbers {
+ public:
+  explicit RandomNumbers(unsigned seed) : state_(seed) {}
+  unsigned next() { return state_ = state_ * 48271 % 0x7FFFFFFF; }
+
+ private:
+  uint64_t state_;
+};
+
 // Pauses of thread blocks and warps, counted in turns of the scheduler.
 class Schedule {
  public:
@@ -159,16 +169,13 @@ class Schedule {
   void advance(int& pause, unsigned period, unsigned max_turns) {
     if (pause > 0) {
       --pause;
-    } else if (next_random() % period == 0) {
-      pause = static_cast<int>(next_random() % max_turns);
+    } else if (random_.next() % period == 0) {
+      pause = static_cast<int>(random_.next() % max_turns);
     }
   }
 
-  // The next number of a linear congruential generator (std::minstd_rand, of a large header).
-  unsigned next_random() { return random_ = random_ * 48271 % 0x7FFFFFFF; }
-
   bool enabled_;
-  uint64_t random_;
+  RandomNumbers random_;
   std::vector<int> block_pauses_, warp_pauses_;
 };
 

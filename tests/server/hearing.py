@@ -10,7 +10,7 @@ from bench.simulation import RATE
 from tests.browser import BrowserPage
 
 # Records every piece of audio with the time at which it starts, and when it is stopped. An analyser
-# receives what the loudspeaker does.
+# receives what the loudspeaker does, and holds the last 85 ms.
 _RECORD = """
 window.pieces = [];
 const start = AudioBufferSourceNode.prototype.start;

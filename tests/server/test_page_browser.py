@@ -91,7 +91,7 @@ def test_pasted_text_is_played_without_gaps(drive: Drive, server: RunningServer)
                 assert piece.start_s == pytest.approx(before.end_s, abs=1e-6)
         pcm = np.concatenate([piece.pcm for piece in played])
         assert np.array_equal(pcm, server.speech("one two three four five six"))
-        await page.wait_until("window.level() === 0")  # the analyser holds the last 85 ms
+        await page.wait_until("window.level() === 0")
         assert float(await text_of(page, "#real-time-factor")) > 0
         assert not page.errors
 

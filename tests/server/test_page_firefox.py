@@ -38,7 +38,7 @@ async def speak(page: FirefoxPage, server: RunningServer) -> None:
 
 async def interrupt(page: FirefoxPage, server: RunningServer) -> None:
     """A key stops the loudspeaker and the engine; the words that were not played stay grey."""
-    await page.wait_until("window.level() === 0")  # the analyser holds the last 85 ms
+    await page.wait_until("window.level() === 0")
     aborted = server.metric('requests_success_total{finished_reason="abort"}')
     num_shown = len(await shown_words(page))
     await page.type(LONG)
