@@ -1,24 +1,53 @@
-"""Codes for the codec's decoders, what they make of them, and a random choice of tiles."""
+"""Small codecs, codes for their decoders, what they make of them, and a random choice of tiles."""
 
+import json
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import AnyTile, Tile, fitting_tiles, reads_tiled_rows
 from megakernel_tts.kernels.codec_unit_tiles import ResidualUnitTile, fitting_unit_tiles
-from megakernel_tts.model.config import CodecConfig
+from megakernel_tts.model.config import CodecConfig, read_codec_config
+from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
 
 CODES = 64
+LOW_RATES = (2, 2, 2, 2)  # 64 samples per frame: histories are longer than a frame
 Codec = tuple[w.DecoderWeights, CodecConfig]
+
+
+def small_codec(
+    folder: Path, rates: Sequence[int] | None = None, codes: int = CODES, **sizes: int
+) -> Codec:
+    """A codec with random weights.
+
+    Args:
+        folder: Receives the configuration.
+        rates: Of the decoder's four blocks; by default those of `small_codec_config`.
+        codes: Of a codebook.
+        sizes: Of the decoder's layers.
+    """
+    content = small_codec_config(codes)
+    content["decoder_config"] |= sizes
+    if rates is not None:
+        samples = 4 * math.prod(rates)
+        content |= {"decode_upsample_rate": samples, "encode_downsample_rate": samples}
+        content["decoder_config"]["upsample_rates"] = [*rates]
+        content["encoder_config"]["upsampling_ratios"] = [2, 2, 2, samples // 16]
+    file = folder / "config.json"
+    file.write_text(json.dumps(content))
+    config = read_codec_config(file)
+    return map_leaves(w.decoder_specs(config.decoder), random_tensor), config
 
 
 def some_codes(frames: int, seed: int, codes: int = CODES) -> Tensor:

@@ -1,6 +1,5 @@
 """CudaDecoder against plain torch, with emulated kernels on the CPU."""
 
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_common.checkpoint import Checkpoint, map_leaves
+from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
@@ -26,11 +25,11 @@ from megakernel_tts.kernels.codec_unit_tiles import (
     ResidualUnitTile,
 )
 from megakernel_tts.kernels.codec_warpgroup_tiles import WARPGROUP_TILES
-from megakernel_tts.model.config import CodecConfig, read_codec_config
+from megakernel_tts.model.config import read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
-from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
 from tests.codec.decoding import (
     CODES,
+    LOW_RATES,
     Codec,
     RandomTiles,
     RandomUnitTiles,
@@ -40,6 +39,7 @@ from tests.codec.decoding import (
     decode_with_torch,
     joined,
     signal_to_noise,
+    small_codec,
     some_codes,
 )
 from tests.emulator.codec import emulated_codec_kernels
@@ -47,21 +47,9 @@ from tests.emulator.codec import emulated_codec_kernels
 Make = Callable[..., CudaDecoder]
 
 
-def low_rate_config(folder: Path, codes: int = CODES) -> CodecConfig:
-    """A small codec of 64 samples per frame; its histories are longer than a frame."""
-    content = small_codec_config(codes)
-    content |= {"decode_upsample_rate": 64, "encode_downsample_rate": 64}
-    content["decoder_config"]["upsample_rates"] = [2, 2, 2, 2]
-    content["encoder_config"]["upsampling_ratios"] = [2, 2, 2, 4]
-    file = folder / "config.json"
-    file.write_text(json.dumps(content))
-    return read_codec_config(file)
-
-
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
-    config = low_rate_config(tmp_path_factory.mktemp("codec"))
-    return map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    return small_codec(tmp_path_factory.mktemp("codec"), LOW_RATES)
 
 
 @pytest.fixture(scope="module")
@@ -201,14 +189,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
 
     Streams have chunks of different lengths in a call.
     """
-    content = small_codec_config(CODES)
-    content |= {"decode_upsample_rate": 512, "encode_downsample_rate": 512}
-    content["decoder_config"] |= {"decoder_dim": 768, "upsample_rates": [8, 4, 2, 2]}
-    content["encoder_config"]["upsampling_ratios"] = [8, 4, 4, 2]
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(content))
-    config = read_codec_config(file)
-    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    codec = small_codec(tmp_path, [8, 4, 2, 2], decoder_dim=768)
     plain = make(codec, choose_unit=lambda *_: None)
     tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
     # Three thread blocks: in a last round, some have an item for one of two consumers only.
@@ -233,12 +214,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
 
 def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> None:
     """In a call of more than a tile of rows, between two whose activations are not tiled."""
-    content = small_codec_config(CODES)
-    content["decoder_config"] |= {"latent_dim": 128}
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(content))
-    config = read_codec_config(file)
-    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    codec = small_codec(tmp_path, latent_dim=128)
     plain = make(codec, choose_tiling=lambda *_: False)
     tiles = RandomTiles(0)
 
@@ -266,14 +242,7 @@ def test_residual_units_as_one_launch_do_not_change_samples(
     tmp_path: Path, make: Make, sizes: list[int]
 ) -> None:
     """Nor the histories, which are the float16 inputs of all convolutions."""
-    content = small_codec_config(CODES)
-    content |= {"decode_upsample_rate": 512, "encode_downsample_rate": 512}
-    content["decoder_config"] |= {"decoder_dim": 384, "upsample_rates": [16, 2, 2, 2]}
-    content["encoder_config"]["upsampling_ratios"] = [8, 4, 4, 2]
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(content))
-    config = read_codec_config(file)
-    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    codec = small_codec(tmp_path, [16, 2, 2, 2], decoder_dim=384)
     separate, codes = make(codec, choose_unit=lambda *_: None), some_codes(5, 3)
     expected = decode_chunks(separate, 0, codes, sizes)
     for tile in RESIDUAL_UNIT_TILES:

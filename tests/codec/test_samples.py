@@ -9,15 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from megakernel_common.checkpoint import map_leaves
-from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.kernel_layers import FRAME
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import SamplesParams
-from megakernel_tts.model.random_checkpoint import random_tensor
-from tests.codec.decoding import decode_chunks, decode_with_torch, some_codes
-from tests.codec.test_cuda_decoder import low_rate_config
+from tests.codec.decoding import (
+    LOW_RATES,
+    decode_chunks,
+    decode_with_torch,
+    small_codec,
+    some_codes,
+)
 from tests.emulator.codec import emulated_codec_kernels
 
 
@@ -61,8 +63,7 @@ def test_samples_are_those_of_a_convolution_of_any_number_of_channels(
 
 def test_samples_beyond_full_scale_are_clipped(kernels: CodecKernels, tmp_path: Path) -> None:
     """As in plain torch."""
-    config = low_rate_config(tmp_path)
-    weights = map_leaves(w.decoder_specs(config.decoder), random_tensor)
+    weights, config = small_codec(tmp_path, LOW_RATES)
     loud = replace(weights.conv_out, weight=100 * weights.conv_out.weight)
     codes, codec = some_codes(4, 0), (replace(weights, conv_out=loud), config)
     decoder = CudaDecoder(*codec, slots=1, kernels=kernels)

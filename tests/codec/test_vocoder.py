@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from megakernel_common.checkpoint import map_leaves
 from megakernel_tts import AudioChunk, Session
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
@@ -20,9 +19,8 @@ from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import CodecConfig
-from megakernel_tts.model.random_checkpoint import random_tensor
 from megakernel_tts.text.prompt import PromptBuilder
-from tests.codec.test_cuda_decoder import low_rate_config, signal_to_noise
+from tests.codec.decoding import LOW_RATES, signal_to_noise, small_codec
 from tests.comparison import MakeComparison
 from tests.emulator.codec import emulated_codec_kernels
 from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
@@ -41,9 +39,8 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
     """A codec of 64 samples per frame and its emulated kernels."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    config = low_rate_config(tmp_path_factory.mktemp("codec"), codes=256)
-    weights = map_leaves(w.decoder_specs(config.decoder), random_tensor)
-    return CodecParts((weights, config), emulated_codec_kernels())
+    codec = small_codec(tmp_path_factory.mktemp("codec"), LOW_RATES, codes=256)
+    return CodecParts(codec, emulated_codec_kernels())
 
 
 @pytest.fixture(params=["torch", "torch-without-pending", "kernels"])
