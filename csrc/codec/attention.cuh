@@ -27,8 +27,9 @@ struct AttentionSharedMemory {
 // --- warp roles ---
 
 // Warp w has the w-th quarter of the window. head_dim / 8 lanes share a key, eight channels each.
-// All keys and values of a warp are loaded before the first score is computed. After a block
-// barrier, a thread merges the warps' results for two channels.
+// All keys and values of a warp are loaded before the first score is computed, those of earlier
+// calls before the previous kernel ends. After a block barrier, a thread merges the warps' results
+// for two channels.
 
 // --- body ---
 
@@ -63,19 +64,24 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<HeadDim>& sha
   const Frame& frame = p.frames[row];
   const f16* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
   const f16* values = keys + static_cast<long long>(p.kv_ring_size) * width;
-  wait_for_prerequisite_grids();
-
-  uint4 key[kNumLoads], value[kNumLoads];
+  const int first_position = frame.position - (row - frame.first_frame);  // of the call
+  uint4 key[kNumLoads] = {}, value[kNumLoads] = {};
   bool visible[kNumLoads];
+  const auto load = [&](bool are_of_call) {
 #pragma unroll
-  for (int i = 0; i < kNumLoads; ++i) {
-    const int k = i * kKeysPerLoad + lane_idx() / kLanesPerKey;
-    const int position = frame.position + 1 - kAttentionWindow + warp_idx() * kKeysPerWarp + k;
-    visible[i] = k < kKeysPerWarp && position >= 0;
-    const int at = (visible[i] ? position : frame.position) % p.kv_ring_size * width;
-    key[i] = *reinterpret_cast<const uint4*>(keys + at);
-    value[i] = *reinterpret_cast<const uint4*>(values + at);
-  }
+    for (int i = 0; i < kNumLoads; ++i) {
+      const int k = i * kKeysPerLoad + lane_idx() / kLanesPerKey;
+      const int position = frame.position + 1 - kAttentionWindow + warp_idx() * kKeysPerWarp + k;
+      visible[i] = k < kKeysPerWarp && position >= 0;
+      if (!visible[i] || (position >= first_position) != are_of_call) continue;
+      const int at = position % p.kv_ring_size * width;
+      key[i] = *reinterpret_cast<const uint4*>(keys + at);
+      value[i] = *reinterpret_cast<const uint4*>(values + at);
+    }
+  };
+  load(false);
+  wait_for_prerequisite_grids();
+  load(true);
   const Float8 query = load_float8(p.queries + static_cast<long long>(row) * width + channel);
   float score[kNumLoads], max_score = -1e30f;
 #pragma unroll

@@ -73,10 +73,12 @@ DEVICE void compute_samples(const SamplesParams& p, SamplesSharedMemory& shared)
   const RowAddress input = row_address(p.input, p.frames, first_row);
   const f16* before = input.rows_since_start > 0 ? input.current : input.history;
   float sums[kSampleRows] = {};
+  // Weights do not depend on the previous kernel.
+  SampleWeights weights(p.weights, min(8 * lane, num_channels - 8), num_channels);
   wait_for_prerequisite_grids();
 #pragma unroll 1
   for (int channel = 8 * lane; channel < num_channels; channel += 8 * kSampleLanes) {
-    const SampleWeights weights(p.weights, channel, num_channels);
+    if (channel >= 8 * kSampleLanes) weights = SampleWeights(p.weights, channel, num_channels);
 #pragma unroll
     for (int i = 0; i < kSampleRows + kSampleHalo; ++i) {
       const int row = i - kSampleHalo;  // from the first one
