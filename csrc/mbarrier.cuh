@@ -95,9 +95,10 @@ DEVICE void mbarrier_expect_copy(Mbarrier& barrier, int bytes) {
       : "memory");
 #endif
 }
-// Copies `bytes` from global to shared memory; the mbarrier completes after the copy.
-DEVICE void copy_async(void* shared, const void* global, int bytes, Mbarrier& barrier,
-                       uint64_t policy) {
+// One lane begins a copy of `bytes` from global to shared memory; all lanes call it together. The
+// mbarrier completes after the copy, without an arrival. Empty before sm_90.
+DEVICE void copy_async_bulk(void* shared, const void* global, int bytes, Mbarrier& barrier,
+                            uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .pred one; elect.sync _|one, 0xFFFFFFFF; "
@@ -106,6 +107,13 @@ DEVICE void copy_async(void* shared, const void* global, int bytes, Mbarrier& ba
           shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
+#endif
+}
+// Copies `bytes` from global to shared memory; the mbarrier completes after the copy.
+DEVICE void copy_async(void* shared, const void* global, int bytes, Mbarrier& barrier,
+                       uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  copy_async_bulk(shared, global, bytes, barrier, policy);
   mbarrier_arrive_if(threadIdx.x % 32 > 0, barrier);
 #else
   const uint32_t to = shared_address(shared);

@@ -63,42 +63,73 @@ DEVICE void store_eight_activations(f16* to, int plane_size, const float (&v)[8]
   *reinterpret_cast<uint4*>(to + plane_size) = {errors[0], errors[1], errors[2], errors[3]};
 }
 
-// --- tiled activations, with two planes ---
+// --- tiled activations ---
 
 constexpr int kTiledPlaneSize = kTileRows * kStepChannels;  // in elements
 
-// The place of a channel of a row, in elements. Its rounding error is kTiledPlaneSize elements
-// further on.
-DEVICE long long tiled_offset(const Activations& x, int row, int channel) {
+// The rows of F adjacent frames are interleaved: first the first row of each of them. So all rows
+// of a tile have their predecessors at the same distance, F rows before. F is 1 if kTileRows
+// divides the rows of a frame.
+DEVICE int interleaved_frames(int rows_per_frame) {
+  const int power_of_two = rows_per_frame & -rows_per_frame;  // the largest factor
+  return kTileRows / min(kTileRows, power_of_two);
+}
+// The place of a row among the tiled rows.
+DEVICE int tiled_row(const Activations& x, int row) {
+  const int num_frames = interleaved_frames(x.rows_per_frame);
+  const int frame = row / x.rows_per_frame, row_of_frame = row % x.rows_per_frame;
+  return (frame - frame % num_frames) * x.rows_per_frame + row_of_frame * num_frames +
+         frame % num_frames;
+}
+// The place of a channel of a tiled row, in elements. Its rounding error is kTiledPlaneSize
+// elements further on.
+DEVICE long long tiled_offset(const Activations& x, int tiled_row, int channel) {
   const int t = channel % kStepChannels / 8, instruction = channel % 8 / 4;
   const long long step =
-      static_cast<long long>(row / kTileRows) * (x.num_channels / kStepChannels) +
+      static_cast<long long>(tiled_row / kTileRows) * (x.num_channels / kStepChannels) +
       channel / kStepChannels;
   return step * x.num_planes * kTiledPlaneSize +
-         ((2 * instruction + t / 2) * kTileRows + row % kTileRows) * 8 + t % 2 * 4 + channel % 4;
+         ((2 * instruction + t / 2) * kTileRows + tiled_row % kTileRows) * 8 + t % 2 * 4 +
+         channel % 4;
 }
-// Stores eight adjacent channels of a row, the first a multiple of eight.
-DEVICE void store_eight_tiled_activations(const Activations& output, int row, int channel,
+constexpr int kTiledInstruction = 2 * kTileRows * 8;  // from instruction 0 to 1, in elements
+
+// Stores eight adjacent channels of a tiled row, the first a multiple of eight.
+DEVICE void store_eight_tiled_activations(const Activations& output, int tiled_row, int channel,
                                           const float (&v)[8]) {
-  f16* to = output.data + tiled_offset(output, row, channel);
+  f16* to = output.data + tiled_offset(output, tiled_row, channel);
 #pragma unroll
-  for (int i = 0; i < 8; i += 4, to += 2 * kTileRows * 8) {
+  for (int i = 0; i < 8; i += 4, to += kTiledInstruction) {
     const uint2 rounded = {pack_f16(v[i], v[i + 1]), pack_f16(v[i + 2], v[i + 3])};
-    const float2 a = unpack_f16(rounded.x), b = unpack_f16(rounded.y);
     *reinterpret_cast<uint2*>(to) = rounded;
+    if (output.num_planes == 1) continue;
+    const float2 a = unpack_f16(rounded.x), b = unpack_f16(rounded.y);
     *reinterpret_cast<uint2*>(to + kTiledPlaneSize) = {pack_f16(v[i] - a.x, v[i + 1] - a.y),
                                                        pack_f16(v[i + 2] - b.x, v[i + 3] - b.y)};
   }
 }
-// Stores channels `channel` and `channel + 1` of a row to activations that may be tiled.
+// Stores channels `channel` and `channel + 1` of a row of two planes that may be tiled.
 DEVICE void store_maybe_tiled_activations(const Activations& output, int row, int channel,
                                           float low, float high) {
   if (!output.is_tiled) return store_activations(output, row, channel, low, high);
-  f16* to = output.data + tiled_offset(output, row, channel);
+  f16* to = output.data + tiled_offset(output, tiled_row(output, row), channel);
   const uint32_t rounded_bits = pack_f16(low, high);
   const float2 rounded = unpack_f16(rounded_bits);
   *reinterpret_cast<uint32_t*>(to) = rounded_bits;
   *reinterpret_cast<uint32_t*>(to + kTiledPlaneSize) = pack_f16(low - rounded.x, high - rounded.y);
+}
+// Loads eight adjacent channels of a plane of a row that may be tiled, the first a multiple of
+// eight.
+DEVICE uint4 load_eight_maybe_tiled_activations(const Activations& x, int row, int plane,
+                                                int channel) {
+  if (!x.is_tiled) {
+    const long long at = static_cast<long long>(row) * x.num_planes + plane;
+    return *reinterpret_cast<const uint4*>(x.data + at * x.num_channels + channel);
+  }
+  const f16* from = x.data + tiled_offset(x, tiled_row(x, row), channel) + plane * kTiledPlaneSize;
+  const uint2 low = *reinterpret_cast<const uint2*>(from);
+  const uint2 high = *reinterpret_cast<const uint2*>(from + kTiledInstruction);
+  return {low.x, low.y, high.x, high.y};
 }
 
 }  // namespace megakernel::codec

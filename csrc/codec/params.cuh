@@ -28,7 +28,7 @@ constexpr int kFrameInts = sizeof(Frame) / sizeof(int);
 // Half-precision activations [rows, num_planes, num_channels]. Plane 1, if there is one, holds the
 // rounding error of plane 0. Tiled, they are operands of warpgroup instructions [tiles of kTileRows
 // rows, steps, num_planes, 2 instructions, halves of K, kTileRows, 8]: instruction i of a step has
-// channels 8 t + 4 i to 8 t + 4 i + 3 of every t.
+// channels 8 t + 4 i to 8 t + 4 i + 3 of every t. Tiled rows are in the order of `tiled_row`.
 struct Activations {
   f16* data;
   f16* history;            // [slots][.. history_rows rows ..]: the rows before those of the call

@@ -37,6 +37,9 @@ struct Tile {
   static constexpr int kRegistersPerStep = 8 * (RowGroups * Planes + ColumnGroups);
   static constexpr int kFittingSteps = (kBlocksPerSm == 2 ? 64 : 128) / kRegistersPerStep;
   static constexpr int kStepsPerBatch = kFittingSteps < 1 ? 1 : kFittingSteps;
+  // Batches of rows in registers; beside the sums of more columns there is room for one.
+  static constexpr int kSums = 4 * Planes * ((RowGroups + 1) / 2) * ColumnGroups;
+  static constexpr int kRowBatches = kSums > 64 ? 1 : 2;
 };
 
 // --- shared memory ---
@@ -94,7 +97,7 @@ struct WarpAccumulator {
   const uint4* weights;
   float sums[T::kPlanes][kRowGroupPairs][T::kColumnGroups][4] = {};
   float square_sums[T::kRowGroups] = {};
-  uint4 row_fragments[2][T::kStepsPerBatch][T::kPlanes][T::kRowGroups];
+  uint4 row_fragments[T::kRowBatches][T::kStepsPerBatch][T::kPlanes][T::kRowGroups];
   uint4 weight_fragments[2][T::kStepsPerBatch][T::kColumnGroups];
 
   // The warp's rows begin at `first_row`, the block's columns at `first_column`.
@@ -180,21 +183,20 @@ struct WarpAccumulator {
   DEVICE void accumulate(int begin, int end, int num_steps) {
     KStep at(p, begin);
 #pragma unroll
-    for (int batch = 0; batch < 2; ++batch) {
+    for (int batch = 0; batch < T::kRowBatches; ++batch) {
       load_rows(batch, begin + batch * T::kStepsPerBatch, end, at);
     }
 #pragma unroll 1
     for (int step = begin; step < end; step += 2 * T::kStepsPerBatch) {
 #pragma unroll
       for (int batch = 0; batch < 2; ++batch) {
-        const int current = step + batch * T::kStepsPerBatch;
-        const int next = current + 2 * T::kStepsPerBatch;
+        const int current = step + batch * T::kStepsPerBatch, rows = batch % T::kRowBatches;
 #pragma unroll
         for (int d = 0; d < T::kStepsPerBatch; ++d) {
-          if (current + d < end) multiply_step(row_fragments[batch][d], weight_fragments[batch][d]);
+          if (current + d < end) multiply_step(row_fragments[rows][d], weight_fragments[batch][d]);
         }
-        load_weights(batch, next, end, num_steps);
-        load_rows(batch, next, end, at);
+        load_weights(batch, current + 2 * T::kStepsPerBatch, end, num_steps);
+        load_rows(rows, current + T::kRowBatches * T::kStepsPerBatch, end, at);
       }
     }
   }
@@ -240,13 +242,14 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
   const int begin = num_steps * k_split / T::kKSplits;
   const int end = num_steps * (k_split + 1) / T::kKSplits;
 
-  // A thread's columns and rows in the epilogue. Some operands are loaded before the sums are
-  // complete.
+  // A thread's columns and rows in the epilogue; threads beyond whole rows have none. Some operands
+  // are loaded before the sums are complete.
   constexpr int kColumnPairs = T::kColumns / 2, kRowStride = kBlockThreads / kColumnPairs;
-  constexpr int kRowsPerThread = T::kRows / kRowStride;
-  constexpr int kRowsPerBatch = kRowsPerThread < 1 ? 1 : kRowsPerThread < 4 ? kRowsPerThread : 4;
+  constexpr int kRowsPerThread = (T::kRows + kRowStride - 1) / kRowStride;
+  constexpr int kRowsPerBatch = kRowsPerThread < 4 ? kRowsPerThread : 4;
   const int n = first_column + thread_idx() % kColumnPairs * 2,
-            thread_row = thread_idx() / kColumnPairs;
+            thread_row =
+                thread_idx() < kRowStride * kColumnPairs ? thread_idx() / kColumnPairs : T::kRows;
   const int num_rows = min(T::kRows, p.num_rows - first_row);
   float2 operands[kRowsPerBatch];
   const ColumnParams even = p.column_params[n], odd = p.column_params[n + 1];

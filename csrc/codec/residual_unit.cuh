@@ -18,8 +18,9 @@ namespace megakernel::codec {
 template <int Columns, int Warpgroups, int StageSteps, int Stages, int WindowRows, int WeightSteps,
           bool IsResident>
 struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stages, WindowRows,
-                                        BlockRows::kSeparate, WeightSteps, IsResident> {
-  static constexpr int kPartColumns = 96;  // of the weights' packing, see weight_packing.py
+                                        BlockRows::kSeparate, false, WeightSteps, IsResident> {
+  static constexpr bool kMayBeTiled = true;  // the input
+  static constexpr int kPartColumns = 96;    // of the weights' packing, see weight_packing.py
   static constexpr int kParts = Columns / kPartColumns;
   static constexpr int kPartSteps = Columns / kStepChannels;
   static constexpr int kFirstSplitSteps = kPartSteps / 2;                 // K has two splits
@@ -30,12 +31,10 @@ struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stag
 
 // --- shared memory ---
 
-// Also the parameters of the columns of both convolutions, permuted as their weights are. The
-// mbarrier `turns[c]` completes when the consumer before c has multiplied an item.
+// Also the parameters of the columns of both convolutions, permuted as their weights are.
 template <class T>
 struct ResidualUnitSharedMemory : WarpgroupSharedMemory<T> {
   ColumnParams column_params[2][T::kColumns];
-  Mbarrier turns[T::kWarpgroups];
 };
 
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
@@ -60,7 +59,7 @@ DEVICE void copy_unit_windows(const ResidualUnitParams& p, WarpgroupSharedMemory
       prefetch_l2_bulk(p.pointwise.residual + first_row * T::kColumns,
                        kWarpgroupRows * T::kColumns * static_cast<int>(sizeof(float)));
     }
-    copy_tile_windows<T>(p.convolution, shared, window_idx, consumer, warp, at);
+    copy_window_by_rows<T>(p.convolution, shared, window_idx, consumer, warp, at);
   }
 }
 
@@ -74,7 +73,7 @@ DEVICE void copy_unit_weights(const ResidualUnitParams& p, WarpgroupSharedMemory
 #pragma unroll 1
   for (int round = 0; round <= schedule.num_full_rounds; ++round) {
     if (schedule.items(round).count == 0) break;
-    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, 1, policy,
+    copy_tile_weights<T>(shared, p.convolution.warpgroup_weights, schedule.num_steps, 1, 0, policy,
                          at);
     copy_stage<T>(shared, p.pointwise_weights, T::kPartSteps * T::kStepSize, 1, 0, policy, at);
     if (T::kIsResident) break;
@@ -98,17 +97,12 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   // Consumer `consumer` of the block, before its first item.
   DEVICE ResidualUnitConsumer(const ResidualUnitParams& p, ResidualUnitSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule, int consumer)
-      : Base(p.convolution, shared, schedule, consumer),
-        p_(p.pointwise),
-        unit_shared_(shared),
-        consumer_(consumer) {}
+      : Base(p.convolution, shared, schedule, consumer), p_(p.pointwise), unit_shared_(shared) {}
 
   // Computes the next item, whose rows begin at `first_row`.
   DEVICE void compute_item(int first_row) {
     clear_sums(this->sums[0]);
-    begin_turn();
     Base::multiply_item();
-    end_turn();
     activate();
     this->wait_for_weights();
 #pragma unroll 1
@@ -130,19 +124,6 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
   struct Rows {
     uint4 low, high;
   };
-
-  // Consumers with resident weights multiply in turns, so that one multiplies while others apply
-  // their epilogues. The first turn is that of consumer 0.
-  DEVICE void begin_turn() {
-    if constexpr (!T::kIsResident) return;
-    wait_for_completion(unit_shared_.turns[consumer_], turn_parity_ ^ (consumer_ == 0));
-    turn_parity_ ^= 1;
-  }
-  DEVICE void end_turn() const {
-    if constexpr (!T::kIsResident) return;
-    const int next = consumer_ + 1 == T::kWarpgroups ? 0 : consumer_ + 1;
-    if (lane_idx() == 0) mbarrier_arrive(unit_shared_.turns[next]);
-  }
 
   // The operands of the second product: the activated totals of the first one.
   DEVICE void activate() {
@@ -261,7 +242,7 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
     }
   }
 
-  // Applies the snake and writes output [rows, planes, channels].
+  // Applies the snake and writes output [rows, planes, channels], or tiled.
   DEVICE void store_activated(const float (&v)[2][8], int row, long long at,
                               int first_column) const {
     float activated[2][8];
@@ -275,6 +256,11 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
     const int plane_size = (p_.output.num_planes - 1) * T::kColumns;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (p_.output.is_tiled) {  // rows of one frame are not interleaved
+        const int channel = first_column + 8 * (lane_idx() % 4);
+        store_eight_tiled_activations(p_.output, row + 8 * r, channel, activated[r]);
+        continue;
+      }
       f16* to = p_.output.data + at + 8 * r * T::kColumns +
                 static_cast<long long>(row + 8 * r) * plane_size;
       store_eight_activations(to, plane_size, activated[r]);
@@ -283,25 +269,20 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 
   const ProjectionParams& p_;  // of the second convolution
   ResidualUnitSharedMemory<T>& unit_shared_;
-  const int consumer_;
-  uint32_t turn_parity_ = 0;
   Rows middle_[T::kPartSteps];
 };
 
 // --- body ---
 
-// The kernel of a residual unit. Reads input [rows, 1, channels] and its history, residual [rows,
-// columns], and the weights of both convolutions for tiles. Writes residual_out [rows, columns] and
-// output [rows, planes, channels] of the second convolution.
+// The kernel of a residual unit. Reads input [rows, 1, channels], or tiled, and its history,
+// residual [rows, columns], and the weights of both convolutions for tiles. Writes residual_out
+// [rows, columns] and output [rows, planes, channels], or tiled, of the second convolution.
 template <class T>
 DEVICE void compute_residual_unit(const ResidualUnitParams& p,
                                   ResidualUnitSharedMemory<T>& shared) {
   static_assert(sizeof(shared) <= kSharedMemoryBytes, "the tile exceeds the shared memory");
   trigger_dependent_grids();
-  if (thread_idx() == 0) {
-    for (int i = 0; i < T::kWarpgroups; ++i) mbarrier_init(shared.turns[i], 4);
-    init_mbarriers<T>(shared);
-  }
+  if (thread_idx() == 0) init_mbarriers<T>(shared);
   for (int n = thread_idx(); n < T::kColumns; n += T::kThreads) {
     shared.column_params[0][n] = p.convolution.warpgroup_column_params[n];
     shared.column_params[1][n] = p.pointwise.warpgroup_column_params[n];

@@ -46,12 +46,12 @@ struct RowWindow {
   }
 };
 
-// The window of `kRows` rows for matrix instructions whose rows have a constant distance in shared
-// memory. kRows / F adjacent rows of a frame are computed together with the same rows of F - 1
-// following frames, interleaved: row i is of frame i % F, and its input is `tap * dilation * F`
-// rows of the window after that of the oldest tap, which is row i of the window. F is 1 if kRows
-// divides the rows of a frame.
-template <int kRows, int kPlanes>
+// The window of kTileRows rows for matrix instructions whose rows have a constant distance in
+// shared memory. kTileRows / F adjacent rows of a frame are computed together with the same rows of
+// F - 1 following frames, in the order of `tiled_row`: row i is of frame i % F, and its input is
+// `tap * dilation * F` rows of the window after that of the oldest tap, which is row i of the
+// window.
+template <int kPlanes>
 struct InterleavedWindow {
   const ProjectionParams& p;
   int num_frames, first_frame;  // F; the first frame
@@ -61,27 +61,23 @@ struct InterleavedWindow {
 
   // Window `idx` of a launch.
   DEVICE InterleavedWindow(const ProjectionParams& p, int idx)
-      : p(p), num_frames(num_frames_of(p)), halo((p.num_taps - 1) * p.dilation) {
-    const int rows = kRows / num_frames, windows = p.input.rows_per_frame / rows;
+      : p(p),
+        num_frames(interleaved_frames(p.input.rows_per_frame)),
+        halo((p.num_taps - 1) * p.dilation) {
+    const int rows = kTileRows / num_frames, windows = p.input.rows_per_frame / rows;
     first_frame = idx / windows * num_frames;
     first_row = idx % windows * rows;
     num_rows = (rows + halo) * num_frames;
   }
 
-  // F of a launch.
-  DEVICE static int num_frames_of(const ProjectionParams& p) {
-    const int power_of_two =
-        p.input.rows_per_frame & -p.input.rows_per_frame;  // the largest factor
-    return kRows / min(kRows, power_of_two);
-  }
   // The windows of a launch.
   DEVICE static int num_windows(const ProjectionParams& p) {
-    const int num_frames = num_frames_of(p);
+    const int num_frames = interleaved_frames(p.input.rows_per_frame);
     const int groups = (p.num_rows / p.input.rows_per_frame + num_frames - 1) / num_frames;
-    return groups * (p.input.rows_per_frame * num_frames / kRows);
+    return groups * (p.input.rows_per_frame * num_frames / kTileRows);
   }
 
-  // Row `i` of the kRows rows as a row of the call, or one behind its last row.
+  // Row `i` of the kTileRows rows as a row of the call, or one behind its last row.
   DEVICE int row(int i) const {
     return (first_frame + i % num_frames) * p.input.rows_per_frame + first_row + i / num_frames;
   }

@@ -43,12 +43,14 @@ class WarpgroupConsumer {
       : shared_(shared),
         p_(p),
         schedule_(schedule),
+        consumer_(consumer),
         column_tile_(consumer % T::kColumnTiles),
         row_tile_(consumer % T::kRowTiles),
         row_step_bytes_(16 * row_step(p)) {}
 
   // Computes the totals of the next item.
   DEVICE void multiply_item() {
+    begin_turn();
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) totals[i] = 0;
     int begin = 0;
@@ -66,6 +68,7 @@ class WarpgroupConsumer {
         totals[i] += sum;
       }
     }
+    end_turn();
   }
 
   // Releases the stages of a round in which the consumer has no item.
@@ -101,8 +104,21 @@ class WarpgroupConsumer {
 
   // From the rows of a step to those of the next one, in units of 16 bytes.
   DEVICE static int row_step(const ProjectionParams& p) {
-    if constexpr (T::kIsTiled) return T::kPlanes * T::kPlaneSize;
-    return p.num_taps == 1 ? kWarpgroupRows : p.dilation * Schedule::Window::num_frames_of(p);
+    if (p.num_taps > 1) return p.dilation * interleaved_frames(p.input.rows_per_frame);
+    return T::kIsTiled ? T::kPlanes * T::kPlaneSize : kWarpgroupRows;
+  }
+
+  // Consumers with resident weights multiply in turns, so that one multiplies while others apply
+  // their epilogues. The first turn is that of consumer 0.
+  DEVICE void begin_turn() {
+    if constexpr (!T::kIsResident) return;
+    wait_for_completion(shared_.turns[consumer_], turn_parity_ ^ (consumer_ == 0));
+    turn_parity_ ^= 1;
+  }
+  DEVICE void end_turn() const {
+    if constexpr (!T::kIsResident) return;
+    const int next = consumer_ + 1 == T::kWarpgroups ? 0 : consumer_ + 1;
+    if (lane_idx() == 0) mbarrier_arrive(shared_.turns[next]);
   }
 
   // The sums of the next `num_steps` steps of K. The products of a stage begin while those of the
@@ -178,11 +194,12 @@ class WarpgroupConsumer {
 
   const ProjectionParams& p_;
   const Schedule& schedule_;
-  const int column_tile_, row_tile_;
+  const int consumer_, column_tile_, row_tile_;
   const int row_step_bytes_;  // from the rows of a step to those of the next one
   RingPosition<T::kStages> window_;
   MatrixDescriptor weights_, rows_;  // of the next step
   int step_ = 0;                     // of the stage, the next one
+  uint32_t turn_parity_ = 0;
 };
 
 // --- body ---
@@ -191,8 +208,9 @@ class WarpgroupConsumer {
 // channels of every 32 columns.
 template <class T>
 struct LaneTile {
-  int rows[2];  // of the call; those behind the last one are not stored
-  int column;   // the first one
+  int rows[2];    // of the call; those behind the last one are not stored
+  int tiled_row;  // the place of the first one among tiled rows; the other is eight further on
+  int column;     // the first one
 
   // Of window `window_idx` and columns from `first_column` on.
   DEVICE LaneTile(const ProjectionParams& p, int window_idx, int first_column)
@@ -200,9 +218,8 @@ struct LaneTile {
     const typename WarpgroupSchedule<T>::Window window(p, window_idx);
     const int row = thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rows[r] = T::kIsTiled ? window_idx * kTileRows + row + 8 * r : window.row(row + 8 * r);
-    }
+    for (int r = 0; r < 2; ++r) rows[r] = window.row(row + 8 * r);
+    tiled_row = window_idx * kTileRows + row;
   }
 };
 
@@ -248,8 +265,8 @@ DEVICE float activate(const ProjectionParams& p, float v, const ColumnParams& co
 }
 
 // Applies the epilogue to the totals of a consumer. Adds the residual and writes residual_out
-// [rows, columns]; writes output [rows * columns / channels, planes, channels]. The columns of a
-// tile belong to one output row.
+// [rows, columns]; writes output [rows * columns / channels, planes, channels], or tiled if it has
+// as many rows. The columns of a tile belong to one output row.
 template <class T>
 DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&totals)[T::kColumns / 2],
                                   const LaneTile<T>& lane, const LaneResidual<T>& residual,
@@ -285,8 +302,8 @@ DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&total
         sums[0] = {v[0], v[1], v[2], v[3]};
         sums[1] = {v[4], v[5], v[6], v[7]};
       }
-      if (!T::kIsSnake && p.output.is_tiled) {
-        store_eight_tiled_activations(p.output, lane.rows[r], n + column, activated);
+      if (p.output.is_tiled) {
+        store_eight_tiled_activations(p.output, lane.tiled_row + 8 * r, n + column, activated);
       } else {
         store_eight_activations(to + column, plane_size, activated);
       }
@@ -294,9 +311,9 @@ DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&total
   }
 }
 
-// The projection kernel of many rows on sm_90a. Reads input [rows, planes, channels] and its
-// history, residual [rows, columns], and warpgroup_weights [columns / kColumns, steps, 4, kColumns,
-// 8]. Writes what `finish_warpgroup_rows` names.
+// The projection kernel of many rows on sm_90a. Reads input [rows, planes, channels], or tiled, and
+// its history, residual [rows, columns], and warpgroup_weights [columns / kColumns, steps, 4,
+// kColumns, 8]. Writes what `finish_warpgroup_rows` names.
 template <class T>
 DEVICE void project_with_warpgroups(const ProjectionParams& p,
                                     WarpgroupProjectionSharedMemory<T>& shared) {

@@ -14,24 +14,27 @@ static_assert(kWarpgroupRows == kTileRows, "tiled rows are operands");
 // The rows of the consumers of a block.
 enum class BlockRows {
   kSeparate,  // other rows and the same columns for each
-  kShared,    // the same rows and other columns
-  kTiled      // the same; the input is tiled and copied in bulk
+  kShared     // the same rows and other columns
 };
 
 // The sizes of a block. Each of the `Warpgroups` consumers computes kWarpgroupRows rows and
 // `Columns` columns. K is copied in stages of `StageSteps` steps: all taps of a step of channels,
 // or for one tap as many steps of channels. A tile of rows has `Stages` windows of at most
-// `WindowRows` rows, of all steps of a stage, or of one step if they are tiled. `WeightSteps` steps
-// of weights fit into shared memory, with `IsResident` all of a layer.
+// `WindowRows` rows, of all steps of a stage. If the input `IsTiled`, windows of a layer of one tap
+// have kTileRows rows of each step; those of more rows are of convolutions of two taps.
+// `WeightSteps` steps of weights fit into shared memory, with `IsResident` all of a layer.
 template <int Columns, int Warpgroups, int Planes, int StageSteps, int Stages, int WindowRows,
-          BlockRows Rows, int WeightSteps = Stages * StageSteps, bool IsResident = false>
+          BlockRows Rows, bool IsTiled = false, int WeightSteps = Stages * StageSteps,
+          bool IsResident = false>
 struct WarpgroupTile {
   static_assert(Columns % 32 == 0, "a lane stores eight channels of every 32");
   static_assert(Warpgroups >= 1 && Warpgroups <= 3, "registers suffice for three");
   static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
   static_assert(Warpgroups < 3 || Rows == BlockRows::kSeparate, "see WarpgroupSchedule::items");
-  static constexpr bool kIsTiled = Rows == BlockRows::kTiled;
-  static_assert(kIsTiled ? WindowRows == kTileRows : WindowRows % 8 == 2,
+  static constexpr bool kIsTiled = IsTiled, kMayBeTiled = false;
+  static constexpr int kHaloRows = IsTiled ? WindowRows - kTileRows : 0;  // of tiled rows, at most
+  static constexpr bool kCopiesStages = IsTiled && kHaloRows == 0;        // at once
+  static_assert(kCopiesStages || WindowRows % 8 == 2,
                 "four rows are copied without bank conflicts");
   static constexpr int kColumns = Columns, kWarpgroups = Warpgroups, kPlanes = Planes;
   static constexpr bool kSharesRows = Rows != BlockRows::kSeparate;
@@ -43,14 +46,14 @@ struct WarpgroupTile {
   static constexpr bool kIsResident = IsResident;
   // Registers do not suffice for a residual beside the sums of more columns or planes.
   static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192;
-  static constexpr bool kIsSnake = !kIsTiled;  // else also kLinear or kGelu
-  static constexpr int kCopyWarps =            // of a tile of rows
-      Warpgroups == 3 || kIsTiled ? 1 : 7 / kRowTiles;
+  static constexpr bool kIsSnake = !kCopiesStages;  // else also kLinear or kGelu
+  static constexpr int kCopyWarps =                 // of a tile of rows
+      Warpgroups == 3 || kCopiesStages ? 1 : (IsTiled ? 3 : 7) / kRowTiles;
   static constexpr int kCopyWarpgroups = (kRowTiles * kCopyWarps + 1 + 3) / 4;
   static constexpr int kThreads = kWarpgroupThreads * (Warpgroups + kCopyWarpgroups);
   static constexpr int kStepSize = Columns * kStepChannels / 8;  // weights, in 16 bytes
   static constexpr int kPlaneSize = 4 * WindowRows;              // of a window, in 16 bytes
-  static constexpr int kWindowSize = Planes * kPlaneSize * (kIsTiled ? StageSteps : 1);
+  static constexpr int kWindowSize = Planes * kPlaneSize * (kCopiesStages ? StageSteps : 1);
   // Of a thread.
   static constexpr int kConsumerRegisters = Warpgroups == 1 ? 240 : Warpgroups == 2 ? 216 : 152;
   static constexpr int kCopyRegisters = Warpgroups < 3 ? 40 : 56;
@@ -63,8 +66,9 @@ struct WarpgroupTile {
 // For each tile of columns a ring of stages of weights, [steps, instructions of a step, halves of
 // K, columns, 8 channels]; for each tile of rows a ring of windows (InterleavedWindow), [stages,
 // planes, instructions, halves of K, rows, 8 channels], and the address of each row of a window. A
-// window of tiled rows is [steps, planes, instructions, halves of K, rows, 8 channels]. A
-// mbarrier `full` completes when a stage has been copied, `empty` when it has been released.
+// window of tiled rows of one tap is [steps, planes, instructions, halves of K, rows, 8 channels].
+// A mbarrier `full` completes when a stage has been copied, `empty` when it has been released,
+// `turns[c]` when the consumer before c has multiplied an item.
 template <class T>
 struct alignas(16) WarpgroupSharedMemory {
   uint4 weights[T::kColumnTiles][T::kWeightSteps][T::kStepSize];
@@ -72,6 +76,7 @@ struct alignas(16) WarpgroupSharedMemory {
   const f16* sources[T::kRowTiles][T::kWindowRows];
   Mbarrier full_weights[T::kWeightStages], empty_weights[T::kWeightStages];
   Mbarrier full_windows[T::kRowTiles][T::kStages], empty_windows[T::kRowTiles][T::kStages];
+  Mbarrier turns[T::kWarpgroups];
 };
 
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
@@ -87,45 +92,52 @@ struct Items {
 };
 
 // The items of a launch. In a round, a block has one for each consumer, with the same rows or
-// columns. In the last round it has fewer if the rest suffices for fewer.
+// columns. In the last round it has fewer if the rest suffices for fewer. Blocks with resident
+// weights keep their tile of columns, and share its items with the blocks that have the same one;
+// their number is a multiple of the tiles of columns.
 template <class T>
 struct WarpgroupSchedule {
-  using Window = InterleavedWindow<kWarpgroupRows, T::kPlanes>;
+  using Window = InterleavedWindow<T::kPlanes>;
 
-  int num_steps, column_tiles, num_items, num_full_rounds;
+  int num_steps, first_column_tile;
+  int column_tiles, num_sharing_blocks, idx_of_block;  // of the items that blocks share
+  int num_items, num_full_rounds;
   bool is_reversed;
 
   // Of the launch. If `is_reversed`, the last rows come first; there is one tile of columns then.
   DEVICE explicit WarpgroupSchedule(const ProjectionParams& p, bool is_reversed = false)
-      : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
-        column_tiles(p.num_columns / (T::kColumns * T::kColumnTiles)),
-        num_items(num_windows(p, column_tiles) * column_tiles * T::kColumnTiles),
-        num_full_rounds(num_items / (num_blocks() * T::kWarpgroups)),
-        is_reversed(is_reversed) {}
+      : num_steps(p.num_taps * p.input.num_channels / kStepChannels), is_reversed(is_reversed) {
+    const int tiles = p.num_columns / (T::kColumns * T::kColumnTiles);
+    column_tiles = T::kIsResident ? 1 : tiles;
+    first_column_tile = T::kIsResident ? block_idx() % tiles : 0;
+    num_sharing_blocks = T::kIsResident ? num_blocks() / tiles : num_blocks();
+    idx_of_block = T::kIsResident ? block_idx() / tiles : block_idx();
+    num_items = num_windows(p, column_tiles) * column_tiles * T::kColumnTiles;
+    num_full_rounds = num_items / (num_sharing_blocks * T::kWarpgroups);
+  }
 
   // The windows of a launch. With several tiles of columns they are filled up to whole tiles.
   DEVICE static int num_windows(const ProjectionParams& p, int column_tiles) {
-    const int count =
-        T::kIsTiled ? (p.num_rows + kTileRows - 1) / kTileRows : Window::num_windows(p);
+    const int count = Window::num_windows(p);
     if (column_tiles == 1) return count;
     return (count + T::kRowTiles - 1) / T::kRowTiles * T::kRowTiles;
   }
   // The items of the block in round `round`, up to num_full_rounds. Two items of three consumers
   // would have different columns if there were several tiles of columns.
   DEVICE Items items(int round) const {
-    const int begin = round * num_blocks() * T::kWarpgroups;
+    const int begin = round * num_sharing_blocks * T::kWarpgroups;
     int count = T::kWarpgroups;
     if (round == num_full_rounds) {
       count = 0;
 #pragma unroll
-      for (int i = 0; i < T::kWarpgroups; ++i) count += num_items - begin > i * num_blocks();
+      for (int i = 0; i < T::kWarpgroups; ++i) count += num_items - begin > i * num_sharing_blocks;
     }
-    const int first = begin + block_idx() * count;
+    const int first = begin + idx_of_block * count;
     return {first, max(min(num_items - first, count), 0)};
   }
   // The first column of an item, and the window of its rows.
   DEVICE int first_column(int item) const {
-    const int column_tile = item / T::kWarpgroups % column_tiles;
+    const int column_tile = first_column_tile + item / T::kWarpgroups % column_tiles;
     return (column_tile * T::kColumnTiles + item % T::kColumnTiles) * T::kColumns;
   }
   DEVICE int window_idx(int item) const {
@@ -155,10 +167,12 @@ DEVICE void init_mbarriers(WarpgroupSharedMemory<T>& shared) {
   }
   for (int row_tile = 0; row_tile < T::kRowTiles; ++row_tile) {
     for (int i = 0; i < T::kStages; ++i) {
-      mbarrier_init(shared.full_windows[row_tile][i], 32 * T::kCopyWarps);
+      constexpr bool kCopiesInBulk = T::kHaloRows > 0 || T::kMayBeTiled;  // beside other copies
+      mbarrier_init(shared.full_windows[row_tile][i], 32 * T::kCopyWarps + kCopiesInBulk);
       mbarrier_init(shared.empty_windows[row_tile][i], 4 * T::kColumnTiles);
     }
   }
+  for (int i = 0; i < T::kWarpgroups; ++i) mbarrier_init(shared.turns[i], 4);
   mbarrier_fence_init();
 }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megakernel_tts.kernels.codec_structs import WARPGROUP_ROWS
+from megakernel_tts.kernels.codec_warpgroup_tiles import interleaved_frames
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ActivationBuffers:
     def allocate(
         self, rows_per_frame: int, channels: int, planes: int, history_rows: int = 0
     ) -> ActivationBuffer:
-        """Allocates the activations of a layer: whole tiles of rows.
+        """Allocates the activations of a layer: whole tiles of rows of interleaved frames.
 
         Args:
             rows_per_frame: Rows of one frame.
@@ -65,8 +65,9 @@ class ActivationBuffers:
             planes: 1, or 2 with rounding errors in the second plane.
             history_rows: Rows before the call's first that the next layer reads.
         """
-        num_tiles = -(-self._capacity * rows_per_frame // WARPGROUP_ROWS)
-        shape = (num_tiles * WARPGROUP_ROWS, planes, channels)
+        num_frames = interleaved_frames(rows_per_frame)
+        num_groups = -(-self._capacity // num_frames)
+        shape = (num_groups * num_frames * rows_per_frame, planes, channels)
         data = torch.zeros(shape, dtype=torch.float16, device=self._device)
         activations = ActivationBuffer(data, rows_per_frame, history_rows, self.history_size)
         if history_rows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -46,11 +47,22 @@ class ProjectionLaunch:
         params: The argument, except for the number of rows.
         rows_per_frame: Rows of the input.
         writes: Tensors that the kernel writes.
+        kernels: The compiled kernels.
     """
 
     params: ProjectionParams
     rows_per_frame: int
     writes: list[Tensor]
+    kernels: CodecKernels
+
+    @property
+    def input(self) -> Activations:
+        """See `ActivationReader`."""
+        return self.params.input
+
+    def reads_tiles(self, num_frames: int) -> bool:
+        """See `ActivationReader`."""
+        return self.kernels.is_tiled(self.params_of(num_frames))
 
     def params_of(self, num_frames: int) -> ProjectionParams:
         """The argument for a number of frames; the same object every time."""
@@ -58,37 +70,65 @@ class ProjectionLaunch:
         return self.params
 
 
+class ActivationReader(Protocol):
+    """A layer that reads activations."""
+
+    @property
+    def input(self) -> Activations:
+        """The activations, as its kernel reads them."""
+        ...
+
+    def reads_tiles(self, num_frames: int) -> bool:
+        """Whether they should be tiled in a call of a number of frames."""
+        ...
+
+
 class ActivationLayouts:
     """The activations that are tiled in a call, see csrc/codec/params.cuh.
 
-    Activations can be tiled if one projection reads them, and if the kernel that writes them can
-    write them so. Kernels other than projections read only activations with a history, which no
-    tile of tiled activations fits.
+    Activations can be tiled if one layer reads them, and if the kernel that writes them can write
+    them so. Beside this layer only the update of the state reads such activations.
     """
 
-    def __init__(self, kernels: CodecKernels) -> None:
-        """Stores the kernels, whose tiles are chosen for each call."""
-        self._kernels = kernels
-        self._readers: dict[int, list[ProjectionLaunch]] = {}
+    def __init__(self) -> None:
+        """Begins without layers."""
+        self._readers: dict[int, list[ActivationReader]] = {}
+        self._updated: dict[int, Activations] = {}
 
-    def add_reader(self, reader: ProjectionLaunch) -> None:
-        """Adds a projection that reads activations."""
-        self._readers.setdefault(reader.params.input.data.value, []).append(reader)
+    def add_update(self, activations: Activations) -> None:
+        """Adds activations as the update of the state reads them, after the other kernels."""
+        self._updated[activations.data.value] = activations
 
-    def choose(self, output: Activations, num_frames: int, *, writes_tiles: bool) -> None:
-        """Sets how a layer's output is stored, for its kernel and for the one that reads it.
+    def add_reader(self, reader: ActivationReader) -> None:
+        """Adds a layer that reads activations."""
+        self._readers.setdefault(reader.input.data.value, []).append(reader)
+
+    def choose(
+        self,
+        output: Activations,
+        num_frames: int,
+        *,
+        writes_tiles: bool,
+        reader: ActivationReader | None = None,
+    ) -> None:
+        """Sets how a layer's output is stored, for its kernel and for those that read it.
 
         Args:
             output: Of the layer.
             num_frames: Frames of the call.
             writes_tiles: Whether the layer's kernel can write tiled activations.
+            reader: The layer that reads it before it is written again; by default the only one
+                that was added.
         """
-        readers = self._readers.get(output.data.value, [])
-        if len(readers) != 1:
-            return
-        params = readers[0].params_of(num_frames)
-        is_tiled = writes_tiles and self._kernels.is_tiled(params)
-        output.is_tiled = params.input.is_tiled = is_tiled
+        if reader is None:
+            readers = self._readers.get(output.data.value, [])
+            if len(readers) != 1:
+                return
+            reader = readers[0]
+        is_tiled = writes_tiles and reader.reads_tiles(num_frames)
+        output.is_tiled = reader.input.is_tiled = is_tiled
+        if output.data.value in self._updated:
+            self._updated[output.data.value].is_tiled = is_tiled
 
 
 @dataclass(frozen=True)
@@ -101,6 +141,7 @@ class ResidualUnitLaunch:
         pointwise_weights: Address of the second weights for rows in registers; None: none fits.
         is_reversed: Whether the last rows come first.
         kernels: The compiled kernels.
+        layouts: How the output is stored.
     """
 
     convolution: ProjectionLaunch
@@ -108,6 +149,16 @@ class ResidualUnitLaunch:
     pointwise_weights: int | None
     is_reversed: bool
     kernels: CodecKernels
+    layouts: ActivationLayouts
+
+    @property
+    def input(self) -> Activations:
+        """See `ActivationReader`."""
+        return self.convolution.params.input
+
+    def reads_tiles(self, num_frames: int) -> bool:
+        """See `ActivationReader`: one launch can read tiled activations."""
+        return self.is_one_launch(num_frames)
 
     def is_one_launch(self, num_frames: int) -> bool:
         """Whether one launch is estimated to take less time than two."""
@@ -115,6 +166,7 @@ class ResidualUnitLaunch:
 
     def launch(self, num_frames: int) -> None:
         """Launches the unit, for which there must be a tile."""
+        self.layouts.choose(self.pointwise.params.output, num_frames, writes_tiles=True)
         params = self._params(num_frames)
         tile = self.kernels.unit_tile(params)
         assert tile is not None

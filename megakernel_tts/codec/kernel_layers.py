@@ -17,6 +17,7 @@ from megakernel_tts.codec.activation_buffers import ActivationBuffer, Activation
 from megakernel_tts.codec.decoder import codebook_tables
 from megakernel_tts.codec.kernel_launches import (
     ActivationLayouts,
+    ActivationReader,
     Launch,
     LayerLaunches,
     ProjectionLaunch,
@@ -37,9 +38,9 @@ from megakernel_tts.kernels.codec_structs import (
     SamplesParams,
     StateUpdateParams,
 )
-from megakernel_tts.kernels.codec_tiles import num_k_splits, reads_tiled_rows
+from megakernel_tts.kernels.codec_tiles import num_k_splits
 from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
-from megakernel_tts.kernels.codec_warpgroup_tiles import warpgroup_columns
+from megakernel_tts.kernels.codec_warpgroup_tiles import WarpgroupTile, warpgroup_columns
 from megakernel_tts.model.config import CodecConfig
 
 MAX_STREAM_FRAMES = 8  # of one stream in a call
@@ -87,7 +88,7 @@ class KernelLayers:
         """
         stack = config.decoder.stack
         self._kernels, self._capacity = kernels, capacity
-        self._layouts = ActivationLayouts(kernels)
+        self._layouts = ActivationLayouts()
         self._device, self._stack, self._slots = device, stack, slots
         self.stage = ""
         self.buffers = ActivationBuffers(capacity, device)
@@ -285,20 +286,18 @@ class KernelLayers:
             epilogue: The function applied to the sums.
             layer: Transformer layer whose KV cache is written (`ROPE_QKV`).
         """
-        self._append(
-            self._launch(
-                self._projection(
-                    x,
-                    packed,
-                    output,
-                    residual=residual,
-                    residual_out=residual_out,
-                    norm=norm,
-                    epilogue=epilogue,
-                    layer=layer,
-                )
-            )
+        projection = self._projection(
+            x,
+            packed,
+            output,
+            residual=residual,
+            residual_out=residual_out,
+            norm=norm,
+            epilogue=epilogue,
+            layer=layer,
         )
+        self._layouts.add_reader(projection)
+        self._append(self._launch(projection))
 
     def residual_unit(
         self,
@@ -339,8 +338,9 @@ class KernelLayers:
         columns = second.params.warpgroup_columns
         if columns and any(tile.columns == pointwise.num_columns for tile in RESIDUAL_UNIT_TILES):
             weights = self._address(packing.for_warpgroups(pointwise, columns, rows="registers"))
-        unit = ResidualUnitLaunch(first, second, weights, is_reversed, self._kernels)
-        separate = (self._launch(first), self._launch(second))
+        unit = ResidualUnitLaunch(first, second, weights, is_reversed, self._kernels, self._layouts)
+        self._layouts.add_reader(unit)
+        separate = (self._launch(first, reader=second), self._launch(second))
         self.layers.append(LayerLaunches(self.stage, separate, unit.launch, unit.is_one_launch))
 
     def _projection(
@@ -388,20 +388,27 @@ class KernelLayers:
             writes.append(output.data)
         if residual_out is not None:
             writes.append(residual_out)
-        projection = ProjectionLaunch(params, x.rows_per_frame, writes)
-        self._layouts.add_reader(projection)
-        return projection
+        return ProjectionLaunch(params, x.rows_per_frame, writes, self._kernels)
 
-    def _launch(self, projection: ProjectionLaunch) -> Launch:
-        """The launch of a projection that is appended next."""
+    def _launch(
+        self, projection: ProjectionLaunch, *, reader: ActivationReader | None = None
+    ) -> Launch:
+        """The launch of a projection that is appended next.
+
+        Args:
+            projection: The projection.
+            reader: As in `ActivationLayouts.choose`.
+        """
         overlap_previous = len(self.layers) > 1  # the first kernel writes the frames
 
         def launch(num_frames: int) -> None:
             params = projection.params_of(num_frames)
             tile = self._kernels.tile(params)
             is_one_row = params.num_columns == params.output.num_channels  # not of several
-            writes_tiles = reads_tiled_rows(tile) and is_one_row
-            self._layouts.choose(params.output, num_frames, writes_tiles=writes_tiles)
+            writes_tiles = isinstance(tile, WarpgroupTile) and is_one_row
+            self._layouts.choose(
+                params.output, num_frames, writes_tiles=writes_tiles, reader=reader
+            )
             self._kernels.project(
                 params, tile, projection.writes, overlap_previous=overlap_previous
             )
@@ -432,4 +439,5 @@ class KernelLayers:
         )
         for i, x in enumerate(self.buffers.with_history):
             self._fill(params.activations[i], x)
+            self._layouts.add_update(params.activations[i])
         return params

@@ -189,7 +189,7 @@ class CodecKernels:
                 must be complete then.
         """
         if isinstance(tile, WarpgroupTile):
-            num_blocks = min(tile.num_items(params), self._num_sms)
+            num_blocks = tile.num_blocks(params, self._num_sms)
         else:
             num_blocks = tile.num_blocks(params)
         config = LaunchConfig(

@@ -77,7 +77,7 @@ _SIZES = {
     (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
     (2, 2): ((2, 2), (2, 4), (4, 4)),
     (4, 2): ((2, 4), (4, 4)),
-    (8, 2): ((2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
+    (8, 2): ((2, 4), (4, 4), (4, 6), (1, 1), (1, 2), (1, 4)),
 }
 
 
@@ -196,8 +196,9 @@ def num_k_splits(params: ProjectionParams) -> int:
 def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
-    The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
-    its first-level cache.
+    The terms are launch and tail of every wave of blocks, the loads of a multiprocessor through its
+    first-level cache, and the prologue of the next launch, which half of the multiprocessors hide
+    if they are free.
     """
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_blocks = tile.num_blocks(params)
@@ -207,6 +208,7 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     return (
         num_waves * (1.8 + 7.8e-4 * tile.rows * tile.columns)
         + blocks_per_sm * 0.057 * num_steps / tile.k_splits * groups
+        + 0.6 * (num_blocks > num_sms // 2)
     )
 
 
@@ -277,8 +279,9 @@ def choose_tiling(params: ProjectionParams, num_sms: int) -> bool:
 
 
 def least_time_us(params: ProjectionParams, num_sms: int) -> float:
-    """The estimated time of the tile that `choose_tile` returns."""
-    return _estimate_any_us(choose_tile(params, num_sms), params, num_sms)
+    """The estimated time of a launch whose input is tiled if it takes less time then."""
+    fitting = all_fitting_tiles(params)
+    return min(_estimate_any_us(tile, params, num_sms) for tile in fitting)
 
 
 ChooseTile = Callable[[ProjectionParams, int], AnyTile]

@@ -81,7 +81,7 @@ class ResidualUnitTile:
         further_stages = -(-further_steps // self.stage_steps)
         weights = further_steps * self.columns * 2 * STEP_CHANNELS
         params = 2 * self.columns * COLUMN_PARAMS_BYTES
-        mbarriers = 8 * (2 * further_stages + self.warpgroups)
+        mbarriers = 8 * 2 * further_stages
         size = self.convolution.stage_bytes + weights + params + mbarriers
         return -(-size // 16) * 16
 
@@ -130,8 +130,8 @@ def fitting_unit_tiles(params: ResidualUnitParams) -> list[ResidualUnitTile]:
 def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms: int) -> float:
     """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
-    Every round of a block has the products of both convolutions, the copies of rows, the second
-    epilogue's accesses to global memory, and a time that depends on the columns only.
+    Every round of a block has the products of both convolutions, the second epilogue's accesses to
+    global memory, and a time that depends on the columns only.
 
     Args:
         tile: The tile.
@@ -141,12 +141,11 @@ def estimate_unit_us(tile: ResidualUnitTile, params: ResidualUnitParams, num_sms
     first, second = params.convolution, params.pointwise
     num_steps = (first.num_taps * first.input.num_channels + tile.columns) // STEP_CHANNELS
     value_bytes = 2 * second.output.num_planes + 4 + 4 * bool(second.residual_out)
-    window_rows = WARPGROUP_ROWS + (first.num_taps - 1) * first.dilation
-    num_bytes = tile.columns * (WARPGROUP_ROWS * value_bytes + 2 * window_rows)
+    num_bytes = WARPGROUP_ROWS * tile.columns * value_bytes
 
     def round_us(count: int) -> float:
-        products = 6.7e-4 * count * tile.columns * num_steps  # 80 % of the peak
-        return 1.24 + 0.022 * tile.columns + products + 1.7e-5 * count * num_bytes
+        products = 6.4e-4 * count * tile.columns * num_steps  # 84 % of the peak
+        return 1.0 + 0.03 * tile.columns + products + 1.6e-5 * count * num_bytes
 
     num_items = tile.num_items(first.num_rows)
     return 1.15 + sum_of_rounds(num_items, tile.warpgroups, num_sms, round_us)

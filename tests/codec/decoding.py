@@ -18,6 +18,7 @@ from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import AnyTile, Tile, fitting_tiles, reads_tiled_rows
 from megakernel_tts.kernels.codec_unit_tiles import ResidualUnitTile, fitting_unit_tiles
+from megakernel_tts.kernels.codec_warpgroup_tiles import WarpgroupTile
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
 
@@ -100,6 +101,18 @@ class RandomTiles:
         return tile
 
 
+class RandomWarpgroupTiles(RandomTiles):
+    """Chooses a tile of sm_90a where one fits, first those that were not chosen yet."""
+
+    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
+        fitting = fitting_tiles(params)
+        for_warpgroups = [tile for tile in fitting if isinstance(tile, WarpgroupTile)]
+        new = [tile for tile in for_warpgroups if tile not in self.used]
+        tile = self._rng.choice(new or for_warpgroups or fitting)
+        self.used.add(tile)
+        return tile
+
+
 class RandomUnitTiles:
     """Chooses one or two launches for a residual unit, first the tiles that were not chosen yet.
 
@@ -109,11 +122,13 @@ class RandomUnitTiles:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._chosen: dict[bytes, ResidualUnitTile | None] = {}
+        self._chosen: dict[tuple[int, int | None, int | None], ResidualUnitTile | None] = {}
         self.used: set[ResidualUnitTile | None] = set()
 
     def __call__(self, params: ResidualUnitParams, num_sms: int) -> ResidualUnitTile | None:
-        unit = bytes(params)  # of one launch: the choice is asked for more than once
+        # Of one launch the choice is asked for more than once, also before layouts are chosen.
+        first, second = params.convolution, params.pointwise
+        unit = (first.num_rows, first.weights.value, second.weights.value)
         if unit not in self._chosen:
             fitting = fitting_unit_tiles(params)
             new = [tile for tile in fitting if tile not in self.used]

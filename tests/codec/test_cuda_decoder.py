@@ -19,7 +19,13 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
 from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
-from megakernel_tts.kernels.codec_tiles import MANY_ROW_TILES, reads_tiled_rows
+from megakernel_tts.kernels.codec_tiles import (
+    MANY_ROW_TILES,
+    AnyTile,
+    Tile,
+    choose_tile,
+    fitting_tiles,
+)
 from megakernel_tts.kernels.codec_unit_tiles import (
     RESIDUAL_UNIT_TILES,
     ResidualUnitTile,
@@ -33,7 +39,6 @@ from tests.codec.decoding import (
     Codec,
     RandomTiles,
     RandomUnitTiles,
-    can_read_tiled_rows,
     decode_chunks,
     decode_one,
     decode_with_torch,
@@ -184,6 +189,25 @@ def test_no_tile_changes_samples(
         assert len(tiles.used) > 13
 
 
+def test_tiles_of_48_columns_do_not_change_samples(tmp_path: Path, make: Make) -> None:
+    """They have more threads than whole rows."""
+    codec = small_codec(tmp_path, [8, 2, 2, 2], decoder_dim=384)
+    numbers_of_rows: set[int] = set()
+
+    def choose(params: ProjectionParams, num_sms: int) -> AnyTile:
+        for tile in fitting_tiles(params):
+            if isinstance(tile, Tile) and tile.columns == 48:
+                numbers_of_rows.add(params.num_rows)
+                return tile
+        return choose_tile(params, num_sms)
+
+    codes = some_codes(13, 9)
+    with_tile = make(codec, choose=choose, choose_tiling=lambda *_: False)
+    samples = decode_chunks(with_tile, 0, codes, [8, 5])
+    np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [8, 5]))
+    assert numbers_of_rows == {20, 32}
+
+
 def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:
     """Tiles with more columns, or more rows of a frame, than the layers of the small codec have.
 
@@ -193,7 +217,13 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     plain = make(codec, choose_unit=lambda *_: None)
     tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
     # Three thread blocks: in a last round, some have an item for one of two consumers only.
-    other = make(codec, num_sms=3, choose=tiles, choose_unit=unit_tiles)
+    other = make(
+        codec,
+        num_sms=3,
+        choose=tiles,
+        choose_unit=unit_tiles,
+        choose_tiling=lambda *_: False,
+    )
     codes = [some_codes(2, seed) for seed in range(2)]
     made: list[list[NDArray[np.int16]]] = [[], []]
     for slot in range(2):
@@ -210,31 +240,6 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
         np.testing.assert_array_equal(joined(made[slot]), expected)
     assert tiles.used >= {*MANY_ROW_TILES, *(t for t in WARPGROUP_TILES if not t.is_tiled)}
     assert unit_tiles.used >= {*RESIDUAL_UNIT_TILES}
-
-
-def test_tiled_activations_do_not_change_samples(tmp_path: Path, make: Make) -> None:
-    """In a call of more than a tile of rows, between two whose activations are not tiled."""
-    codec = small_codec(tmp_path, latent_dim=128)
-    plain = make(codec, choose_tiling=lambda *_: False)
-    tiles = RandomTiles(0)
-
-    def prefer(params: ProjectionParams, num_sms: int) -> bool:
-        return params.num_rows > 6 and can_read_tiled_rows(params, num_sms)
-
-    other = make(codec, choose=tiles, choose_tiling=prefer)
-    codes = [some_codes(10, seed) for seed in range(3)]
-    for slot in range(3):
-        other.load_slot(slot)
-    made: list[list[NDArray[np.int16]]] = [[], [], []]
-    for start, end in ((0, 1), (1, 9), (9, 10)):
-        requests = [DecodeRequest(slot, codes[slot][start:end]) for slot in range(3)]
-        for slot, samples in enumerate(other.decode(requests)()):
-            assert samples is not None
-            made[slot].append(samples)
-    for slot in range(3):
-        expected = decode_chunks(plain, slot, codes[slot], [1, 8, 1])
-        np.testing.assert_array_equal(joined(made[slot]), expected)
-    assert any(map(reads_tiled_rows, tiles.used))
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 3], [5], [2, 3]])

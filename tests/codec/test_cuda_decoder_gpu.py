@@ -19,6 +19,7 @@ from tests.codec.decoding import (
     Codec,
     RandomTiles,
     RandomUnitTiles,
+    RandomWarpgroupTiles,
     can_read_tiled_rows,
     decode_chunks,
     decode_one,
@@ -59,16 +60,21 @@ def test_both_launch_paths_give_the_same_samples(large: tuple[Codec, CudaDecoder
         np.testing.assert_array_equal(decode_chunks(other, 0, codes, [1, 8, 3]), expected)
 
 
-def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDecoder]) -> None:
+@pytest.mark.parametrize("tiled", [False, True])
+def test_no_tile_changes_samples_of_the_released_size(
+    large: tuple[Codec, CudaDecoder], tiled: bool
+) -> None:
+    """Of convolutions and linear layers whose input is tiled where it can be, or not."""
     codec, decoder = large
     codes = [some_codes(16, seed, 2048) for seed in range(8)]
     solo = [decode_chunks(decoder, 0, c, [16]) for c in codes]
-    tiles, unit_tiles = RandomTiles(0), RandomUnitTiles(0)
+    tiles = RandomWarpgroupTiles(0) if tiled else RandomTiles(0)
+    unit_tiles = RandomUnitTiles(0)
     kernels = load_codec_kernels(
         torch.device("cuda", 0),
         choose=tiles,
         choose_unit=unit_tiles,
-        choose_tiling=can_read_tiled_rows,
+        choose_tiling=can_read_tiled_rows if tiled else lambda *_: False,
     )
     other = CudaDecoder(*codec, slots=8, kernels=kernels)
     for slot in range(8):
@@ -82,7 +88,7 @@ def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDe
     for slot in range(8):
         np.testing.assert_array_equal(joined(made[slot]), solo[slot])
     if kernels.has_warpgroups:
-        assert tiles.used >= set(WARPGROUP_TILES)
+        assert tiles.used >= {tile for tile in WARPGROUP_TILES if tile.is_tiled == tiled}
         assert unit_tiles.used >= {*RESIDUAL_UNIT_TILES, None}
 
 

@@ -1,39 +1,34 @@
 """Which activations are tiled, by the layers that write and read them."""
 
-from typing import cast
-
 import pytest
 
-from megakernel_tts.codec.kernel_launches import ActivationLayouts, ProjectionLaunch
-from megakernel_tts.kernels.codec import CodecKernels
-from megakernel_tts.kernels.codec_structs import Activations, ProjectionParams
+from megakernel_tts.codec.kernel_launches import ActivationLayouts
+from megakernel_tts.kernels.codec_structs import Activations
 
 _ADDRESS = 4096
 
 
 class LargeCallsTiled:
-    """Tiles the inputs of projections of more than 64 rows."""
+    """A layer whose input is tiled in calls of more than 32 frames."""
 
-    def is_tiled(self, params: ProjectionParams) -> bool:
-        return params.num_rows > 64
+    def __init__(self) -> None:
+        self.input = Activations(data=_ADDRESS)
 
-
-def reader() -> ProjectionLaunch:
-    params = ProjectionParams()
-    params.input.data = _ADDRESS
-    return ProjectionLaunch(params, rows_per_frame=2, writes=[])
+    def reads_tiles(self, num_frames: int) -> bool:
+        return num_frames > 32
 
 
-def layouts(readers: list[ProjectionLaunch]) -> ActivationLayouts:
-    made = ActivationLayouts(cast(CodecKernels, LargeCallsTiled()))
+def layouts(readers: list[LargeCallsTiled]) -> ActivationLayouts:
+    made = ActivationLayouts()
     for one in readers:
         made.add_reader(one)
     return made
 
 
 def test_the_writer_and_the_reader_have_one_layout_for_each_size_of_a_call() -> None:
-    one, output = reader(), Activations(data=_ADDRESS)
+    one, output, updated = LargeCallsTiled(), Activations(data=_ADDRESS), Activations(data=_ADDRESS)
     made = layouts([one])
+    made.add_update(updated)
     for num_frames, writes_tiles, tiled in (
         (33, True, True),
         (32, True, False),
@@ -41,12 +36,12 @@ def test_the_writer_and_the_reader_have_one_layout_for_each_size_of_a_call() -> 
         (33, False, False),
     ):
         made.choose(output, num_frames, writes_tiles=writes_tiles)
-        assert bool(output.is_tiled) == bool(one.params.input.is_tiled) == tiled
+        assert {bool(x.is_tiled) for x in (output, one.input, updated)} == {tiled}
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_activations_without_one_reader_are_not_tiled(count: int) -> None:
-    readers, output = [reader() for _ in range(count)], Activations(data=_ADDRESS)
+    readers, output = [LargeCallsTiled() for _ in range(count)], Activations(data=_ADDRESS)
     layouts(readers).choose(output, 33, writes_tiles=True)
     assert not output.is_tiled
-    assert not any(one.params.input.is_tiled for one in readers)
+    assert not any(one.input.is_tiled for one in readers)

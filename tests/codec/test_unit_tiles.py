@@ -100,11 +100,11 @@ def test_the_fastest_launches_are_chosen(num_frames: int) -> None:
 
 
 @pytest.mark.parametrize("num_frames", [1, 8, 64, 256])
-def test_estimates_of_one_launch_are_within_7_percent(num_frames: int) -> None:
+def test_estimates_of_one_launch_are_within_8_percent(num_frames: int) -> None:
     estimated = 0
     for params, us in measured_units(num_frames):
         for tile in fitting_unit_tiles(params):
             estimate_us = estimate_unit_us(tile, params, _NUM_SMS)
-            assert estimate_us == pytest.approx(us[kernel_name(tile)], rel=0.07)
+            assert estimate_us == pytest.approx(us[kernel_name(tile)], rel=0.08)
             estimated += 1
     assert estimated == 3 * len(RESIDUAL_UNIT_TILES)

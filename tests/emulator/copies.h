@@ -176,13 +176,18 @@ inline void mbarrier_expect_copy(Mbarrier& barrier, int bytes) {
 }
 inline uint64_t l2_evict_first_policy() { return 0; }
 inline uint64_t l2_evict_last_policy() { return 1; }
-inline void copy_async(void* shared, const void* global, int bytes, Mbarrier& barrier, uint64_t) {
-  mbarrier_arrive_if(lane_idx() > 0, barrier);
+inline void copy_async_bulk(void* shared, const void* global, int bytes, Mbarrier& barrier,
+                            uint64_t) {
   if (lane_idx() > 0) return;
   check_alignment(shared, global, bytes, 16);
   const Copy copy = {shared, global, bytes, 0};
   copy.begin();
   the_copies.count({{{copy}}, &barrier, -1});
+}
+inline void copy_async(void* shared, const void* global, int bytes, Mbarrier& barrier,
+                       uint64_t policy) {
+  mbarrier_arrive_if(lane_idx() > 0, barrier);
+  copy_async_bulk(shared, global, bytes, barrier, policy);
 }
 
 // --- memory.cuh ---

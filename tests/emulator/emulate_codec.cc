@@ -1,4 +1,5 @@
-// The codec's kernels as a host library for the tests; blocks run one after another.
+// The codec's kernels as a host library for the tests. Blocks run one after another, in every other
+// launch from the last to the first.
 #define MEGAKERNEL_EMULATOR
 #include "../../csrc/codec/kernels.cuh"
 
@@ -7,7 +8,12 @@ using namespace megakernel::codec;
 
 template <class Body>
 static void run(int num_blocks, int num_threads, Body body) {
-  for (int b = 0; b < num_blocks; ++b) launch(1, num_threads, 0, body, b, num_blocks);
+  static bool is_reversed = false;
+  is_reversed = !is_reversed;
+  for (int i = 0; i < num_blocks; ++i) {
+    const int block = is_reversed ? num_blocks - 1 - i : i;
+    launch(1, num_threads, 0, body, block, num_blocks);
+  }
 }
 
 #define MEGAKERNEL_EMULATE_PROJECTION(row_groups, column_groups, k_splits, planes, blocks_per_sm, \
