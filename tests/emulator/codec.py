@@ -17,6 +17,7 @@ from megakernel_tts.kernels.codec_tiles import (
 )
 from megakernel_tts.kernels.codec_unit_tiles import ChooseUnitTile, choose_unit_tile
 from tests.emulator.build import load_library
+from tests.emulator.prerequisites import PrerequisiteWrites
 
 
 class EmulatedCodecModule:
@@ -27,6 +28,7 @@ class EmulatedCodecModule:
         macros = [f"-D{name}={value}" for name, value in codec_program().definitions]
         checks = declaration_checks(CODEC_DECLARATIONS)
         self._library = load_library("emulate_codec.cc", *macros, checks=checks)
+        self._writes = PrerequisiteWrites(self._library)
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:
         return struct.in_dll(self._library, symbol)
@@ -41,6 +43,7 @@ class EmulatedCodecModule:
         set_bits: Tensor | None = None,
     ) -> None:
         assert writes and set_bits is None
+        self._writes.launch(config, writes)
         getattr(self._library, kernel)(ctypes.byref(params), config.num_blocks)
 
 

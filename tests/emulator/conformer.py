@@ -12,6 +12,7 @@ from megakernel_stt.kernels.conformer_structs import CONFORMER_DECLARATIONS
 from megakernel_stt.model.config import EncoderConfig
 from megakernel_stt.model.weights import EncoderWeights
 from tests.emulator.build import load_library
+from tests.emulator.prerequisites import PrerequisiteWrites
 
 
 class EmulatedConformerModule:
@@ -23,6 +24,7 @@ class EmulatedConformerModule:
         macros = [f"-D{name}={value}" for name, value in program.definitions]
         checks = declaration_checks(CONFORMER_DECLARATIONS)
         self._library = load_library("emulate_conformer.cc", *macros, checks=checks)
+        self._writes = PrerequisiteWrites(self._library)
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:
         return struct.in_dll(self._library, symbol)
@@ -37,6 +39,7 @@ class EmulatedConformerModule:
         set_bits: Tensor | None = None,
     ) -> None:
         assert writes and set_bits is None
+        self._writes.launch(config, writes)
         run = getattr(self._library, kernel)
         run(ctypes.byref(params), config.num_blocks, config.shared_bytes)
 

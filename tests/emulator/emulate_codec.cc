@@ -10,10 +10,10 @@ template <class Body>
 static void run(int num_blocks, int num_threads, Body body) {
   static bool is_reversed = false;
   is_reversed = !is_reversed;
-  for (int i = 0; i < num_blocks; ++i) {
+  prerequisite_writes.launch_blocks(num_blocks, [&](int i) {
     const int block = is_reversed ? num_blocks - 1 - i : i;
     launch(1, num_threads, 0, body, block, num_blocks);
-  }
+  });
 }
 
 #define MEGAKERNEL_EMULATE_PROJECTION(row_groups, column_groups, k_splits, planes, blocks_per_sm, \

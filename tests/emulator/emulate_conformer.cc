@@ -8,7 +8,8 @@ using namespace megakernel::conformer;
 
 template <class Body>
 static void run(int num_blocks, Body body) {
-  for (int b = 0; b < num_blocks; ++b) launch(1, kBlockThreads, 0, body, b, num_blocks);
+  prerequisite_writes.launch_blocks(
+      num_blocks, [&](int block) { launch(1, kBlockThreads, 0, body, block, num_blocks); });
 }
 
 #define MEGAKERNEL_EMULATE_KERNELS(suffix, Number)                                              \

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "copies.h"
+#include "prerequisites.h"
 
 #define DEVICE inline
 #define DEVICE_NOINLINE inline
@@ -239,8 +240,5 @@ inline uint64_t global_time_ns() {
   return ++now;
 }
 inline uint64_t clock_cycles() { return 0; }
-
-inline void trigger_dependent_grids() {}
-inline void wait_for_prerequisite_grids() {}
 
 }  // namespace megakernel
