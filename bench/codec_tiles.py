@@ -124,7 +124,7 @@ def _shape(params: ProjectionParams) -> Shape:
 
 
 def _write_requests(decoder: DecoderKernels, num_frames: int) -> None:
-    """Gives every stream as many frames, behind a full attention window."""
+    """Divides the frames among the streams, whose attention windows are full."""
     frames = np.arange(num_frames)
     frames_of_stream = -(-num_frames // _STREAMS)
     slots = frames // frames_of_stream

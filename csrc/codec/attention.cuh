@@ -28,8 +28,8 @@ struct AttentionSharedMemory {
 
 // Warp w has the w-th quarter of the window. head_dim / 8 lanes share a key, eight channels each.
 // All keys and values of a warp are loaded before the first score is computed, those of earlier
-// calls before the previous kernel ends. After a block barrier, a thread merges the warps' results
-// for two channels.
+// calls without waiting for the previous kernel. After a block barrier, a thread merges the warps'
+// results for two channels.
 
 // --- body ---
 
@@ -64,6 +64,8 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<HeadDim>& sha
   const Frame& frame = p.frames[row];
   const f16* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
   const f16* values = keys + static_cast<long long>(p.kv_ring_size) * width;
+  // The ring has the window and all frames of a stream in a call, so no kernel of the call writes
+  // to visible entries of earlier calls. These are complete: the first kernels do not overlap.
   const int first_position = frame.position - (row - frame.first_frame);  // of the call
   uint4 key[kNumLoads] = {}, value[kNumLoads] = {};
   bool visible[kNumLoads];

@@ -27,6 +27,7 @@ struct ResidualUnitTile : WarpgroupTile<Columns, Warpgroups, 1, StageSteps, Stag
   static constexpr int kPartStepSize = kPartColumns * kStepChannels / 8;  // in 16 bytes
   static_assert(Columns % kPartColumns == 0, "the parts are equal");
   static_assert(kPartSteps <= StageSteps, "the second convolution has one stage");
+  static_assert(WindowRows <= 2 * kTileRows, "the rows before a tile are of one tile");
 };
 
 // --- shared memory ---

@@ -40,9 +40,10 @@ DEVICE void copy_rows(const f16* const* sources, int num_rows, int channel, int 
   }
 }
 
-// Begins the bulk copies of a step of tiled rows without interleaved frames: [planes, instructions,
-// halves of K] ranges of `halo` rows before a tile, and of its rows from `rows` on. The tile before
-// is `tile_size` elements before.
+// Begins the bulk copies of a step of tiled rows: [planes, instructions, halves of K] ranges of the
+// rows of a tile from `rows` on, `halo` rows into a window. If `copied_halo` is not 0, it is `halo`
+// and frames are not interleaved: the rows before are copied as well, from the tile `tile_size`
+// elements before.
 template <class T>
 DEVICE void begin_bulk_copies(const f16* rows, long long tile_size, int halo, int copied_halo,
                               uint4* to, Mbarrier& full, uint64_t policy) {

@@ -399,7 +399,8 @@ class KernelLayers:
             projection: The projection.
             reader: As in `ActivationLayouts.choose`.
         """
-        overlap_previous = len(self.layers) > 1  # the first kernel writes the frames
+        # The first kernel completes earlier calls, and writes the frames.
+        overlap_previous = len(self.layers) > 1
 
         def launch(num_frames: int) -> None:
             params = projection.params_of(num_frames)

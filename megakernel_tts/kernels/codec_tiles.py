@@ -197,8 +197,8 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H200.
 
     The terms are launch and tail of every wave of blocks, the loads of a multiprocessor through its
-    first-level cache, and the prologue of the next launch, which half of the multiprocessors hide
-    if they are free.
+    first-level cache, and the prologue of the next launch, which overlaps if half of the
+    multiprocessors are free.
     """
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_blocks = tile.num_blocks(params)

@@ -18,7 +18,7 @@ from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec_structs import ProjectionParams, ResidualUnitParams
+from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     AnyTile,
@@ -191,13 +191,15 @@ def test_no_tile_changes_samples(
 
 def test_tiles_of_48_columns_do_not_change_samples(tmp_path: Path, make: Make) -> None:
     """They have more threads than whole rows."""
-    codec = small_codec(tmp_path, [8, 2, 2, 2], decoder_dim=384)
-    numbers_of_rows: set[int] = set()
+    codec = small_codec(
+        tmp_path, [8, 2, 2, 2], decoder_dim=384, hidden_size=512, num_hidden_layers=1
+    )
+    used: set[tuple[int, int]] = set()
 
     def choose(params: ProjectionParams, num_sms: int) -> AnyTile:
         for tile in fitting_tiles(params):
             if isinstance(tile, Tile) and tile.columns == 48:
-                numbers_of_rows.add(params.num_rows)
+                used.add((params.epilogue.value, params.num_rows))
                 return tile
         return choose_tile(params, num_sms)
 
@@ -205,7 +207,8 @@ def test_tiles_of_48_columns_do_not_change_samples(tmp_path: Path, make: Make) -
     with_tile = make(codec, choose=choose, choose_tiling=lambda *_: False)
     samples = decode_chunks(with_tile, 0, codes, [8, 5])
     np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [8, 5]))
-    assert numbers_of_rows == {20, 32}
+    of_rope = {(Epilogue.ROPE_QKV, 5), (Epilogue.ROPE_QKV, 8)}
+    assert used == {*of_rope, (Epilogue.SNAKE, 20), (Epilogue.SNAKE, 32)}
 
 
 def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:

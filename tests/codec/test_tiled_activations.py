@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams
+from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams, ResidualUnitParams
 from megakernel_tts.kernels.codec_tiles import AnyTile
-from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES
+from megakernel_tts.kernels.codec_unit_tiles import RESIDUAL_UNIT_TILES, ResidualUnitTile
 from megakernel_tts.kernels.codec_warpgroup_tiles import (
     WARPGROUP_TILES,
     interleaved_frames,
@@ -103,14 +103,15 @@ def test_tiled_convolutions_change_neither_samples_nor_states(
     codec = small_codec(tmp_path, rates, decoder_dim=decoder_dim)
     plain = make(codec, choose_tiling=lambda *_: False, choose_unit=lambda *_: None)
     tiles = TiledConvolutions(0)
+    tiled_units: set[tuple[int, int]] = set()  # columns, dilation
+
+    def choose_unit(params: ResidualUnitParams, _: int) -> ResidualUnitTile | None:
+        if params.convolution.input.is_tiled:
+            tiled_units.add((params.convolution.num_columns, params.convolution.dilation))
+        return next((tile for tile in RESIDUAL_UNIT_TILES if tile.fits(params)), None)
+
     other = make(
-        codec,
-        num_sms=3,
-        choose=tiles,
-        choose_unit=lambda params, _: next(
-            (t for t in RESIDUAL_UNIT_TILES if t.fits(params)), None
-        ),
-        choose_tiling=can_read_tiled_rows,
+        codec, num_sms=3, choose=tiles, choose_unit=choose_unit, choose_tiling=can_read_tiled_rows
     )
     codes = [some_codes(8, seed) for seed in range(3)]
     made: list[list[NDArray[np.int16]]] = [[], [], []]
@@ -137,5 +138,6 @@ def test_tiled_convolutions_change_neither_samples_nor_states(
         np.testing.assert_array_equal(joined(made[slot]), expected)
         assert torch.equal(other.save_slot(slot).history, plain.save_slot(slot).history)
     assert tiles.inputs == inputs
+    assert {dilation for _, dilation in tiled_units} == {3, 9}
     used = {tile for tile in WARPGROUP_TILES if tile in tiles.used and tile.halo_rows}
     assert {tile.resident_steps for tile in used} == resident_steps
