@@ -1,6 +1,7 @@
 // Kernels that start before the previous one ends. Until it waits, a thread may find memory without
 // the writes of the previous kernel. The threads of one block of each launch do, so results are
-// wrong if they read one of these writes too early. Writes of the kernels before are not taken back.
+// wrong if they read one of these writes too early. Writes of the kernels before are not taken
+// back.
 #pragma once
 
 #include "fibers.h"
