@@ -1,8 +1,8 @@
 """Time per frame and per prefill of the decode kernel, in total and by phase.
 
 The weights are random and have the shapes of the released sizes. One launch makes 32 frames and is
-timed with CUDA events; a launch that makes fewer frames is an error. A CUDA graph of plain torch is
-the baseline.
+timed with CUDA events; a launch that makes fewer frames is an error. A CUDA graph of plain torch
+with as many streams is the baseline.
 
 python -m bench.step --json bench/results/step.json
 """
@@ -258,6 +258,9 @@ def measure(size: str) -> dict[str, object]:
     }
     bandwidth, frame_weights = read_bandwidth(), sum(weight_bytes["frame"].values())
     graph_ms = {p: round(median_ms(frame_graph(model, config, p)), 3) for p in (100, 500)}
+    graph_ms_by_streams = {
+        n: round(median_ms(frame_graph(model, config, 100, n)), 3) for n in _STREAM_COUNTS
+    }
     timer = KernelTimer(model, config)
     narrow = KernelTimer(model, config, num_slots=8)
     by_streams = {n: round(timer.frame(n, 100), 3) for n in _STREAM_COUNTS}
@@ -276,6 +279,7 @@ def measure(size: str) -> dict[str, object]:
         "prefill_ms_eight_streams_in_narrow_batches": round(narrow.prefill(8, 0), 3),
         "prefill_ms_eight_streams_cached_prefix": round(timer.prefill(8, _PREFIX), 3),
         "torch_graph_ms_by_position": graph_ms,
+        "torch_graph_ms_by_streams": graph_ms_by_streams,
         "speedup_over_graph_at_500": round(graph_ms[500] / by_position[500], 2),
         "weights_gb": round(frame_weights / 1e9, 3),
         "read_gb_s": round(bandwidth / 1e9),

@@ -19,6 +19,7 @@ from megakernel_tts.codec.speaker_encoder import SpeakerEncoder
 from megakernel_tts.codec.vocoder import choose_vocoder
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 from megakernel_tts.engine.engine import Engine
+from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.errors import SamplingError
 from megakernel_tts.machine import system_memory
 from megakernel_tts.model.config import (
@@ -73,6 +74,7 @@ def load_checkpoint(
     dtype: torch.dtype,
     num_slots: int,
     cache_positions: int | None = None,
+    prefill_positions: int | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint and starts its engine.
 
@@ -83,11 +85,16 @@ def load_checkpoint(
         num_slots: Number of streams that can speak at once.
         cache_positions: Positions of all streams together that the KV cache holds, as in
             `TTS.load`.
+        prefill_positions: Positions of prompts between two frames, as in `TTS.load`.
 
     Raises:
         CheckpointError: A file is missing or does not fit the others.
-        ValueError: Memory cannot hold the slots or the KV cache.
+        ValueError: Memory cannot hold the slots or the KV cache, or `prefill_positions` is less
+            than 1.
     """
+    policy = SchedulingPolicy()
+    if prefill_positions is not None:
+        policy = replace(policy, prefill_budget_positions=prefill_positions)
     codec_folder = folder / "speech_tokenizer"
     config = read_model_config(folder / "config.json")
     _check_slots(config, device, dtype, num_slots)
@@ -134,6 +141,7 @@ def load_checkpoint(
         plain,
         vocoder,
         alignment,
+        policy=policy,
         arbiter=device_arbiter(device),
         num_compute_threads=compute_threads((model.talker, model.predictor, weights), device),
     )

@@ -68,6 +68,7 @@ class TTS:
         dtype: str = "auto",
         slots: int = 8,
         cache_positions: int | None = None,
+        prefill_positions: int | None = None,
     ) -> "TTS":
         """Loads a model.
 
@@ -75,15 +76,15 @@ class TTS:
             model: `demo`, a checkpoint's folder, or a hub id (`owner/name`, `owner/name@revision`).
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
-            slots: Number of streams that can speak at once. Further streams wait;
-                `Session.slot_wait_s` is their waiting time.
-            cache_positions: Positions of all streams together that the kernels' KV cache holds, at
-                least 2,048. By default 2,048 for each slot, or as many as fit into the GPU's
-                memory. Streams wait while it is full. Plain torch has memory for all positions.
+            slots: Streams that can speak at once; further ones wait (`Session.slot_wait_s`).
+            cache_positions: Positions of all streams together in the kernels' KV cache, at least
+                2,048; by default 2,048 for each slot, or what fits into the GPU's memory. Streams
+                wait while it is full. Plain torch has memory for all positions.
+            prefill_positions: Positions of prompts between frames of other streams; 128 if None.
 
         Raises:
             CheckpointError: The model is missing or broken.
-            ValueError: There is no such device or dtype, or memory cannot hold slots or KV cache.
+            ValueError: An argument is invalid, or memory cannot hold slots or KV cache.
             ForkedProcessError: This process was forked after torch had run in its parent.
             TypeError: An argument has another type.
         """
@@ -91,11 +92,13 @@ class TTS:
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
         check_type("cache_positions", cache_positions, _OPTIONAL_INT, "a whole number or None")
+        check_type("prefill_positions", prefill_positions, _OPTIONAL_INT, "a whole number or None")
         check_torch()
         torch_device = pick_device(device)
         torch_dtype = pick_dtype(dtype, torch_device)
         folder = hub.find_checkpoint(model)
-        loaded = load_checkpoint(folder, torch_device, torch_dtype, slots, cache_positions)
+        sizes = (slots, cache_positions, prefill_positions)
+        loaded = load_checkpoint(folder, torch_device, torch_dtype, *sizes)
         info = model_info(loaded.config, model)
         _log.info("%s on %s through %s", model, torch_device, loaded.engine.backend.name)
         if info.note:
@@ -114,10 +117,7 @@ class TTS:
 
     @property
     def aligned(self) -> bool:
-        """Whether word times come from the model's attention, which `calibrate` prepares.
-
-        Otherwise they are estimates.
-        """
+        """Whether word times come from attention, which `calibrate` prepares; else estimates."""
         return self._loaded.engine.alignment is not None
 
     @property

@@ -38,7 +38,8 @@ def test_exported_names_are_pinned() -> None:
 
 def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.load) == (
-        "(model='demo', device='auto', dtype='auto', slots=8, cache_positions=None)"
+        "(model='demo', device='auto', dtype='auto', slots=8, cache_positions=None, "
+        "prefill_positions=None)"
     )
     assert signature(TTS.say) == f"(text, {VOICE}, *, {CONTROLS}, retries=0)"
     assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"

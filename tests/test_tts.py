@@ -238,6 +238,11 @@ def test_a_full_slot_ends_the_speech_with_length(
         assert small.say("Hi.", sampling=SHORT).finish == "length"
 
 
+def test_positions_of_prompts_between_frames_can_be_set(checkpoint: Callable[..., Path]) -> None:
+    with TTS.load(checkpoint(), device="cpu", prefill_positions=7) as tts:
+        assert tts._loaded.engine._loop.scheduler.policy.prefill_budget_positions == 7
+
+
 def test_describe_needs_no_weights(checkpoint: Callable[..., Path]) -> None:
     info = TTS.describe(checkpoint())
     assert info.kind == "custom_voice" and not info.takes_instruct and info.note is None
@@ -293,6 +298,7 @@ def test_defaults_come_from_the_checkpoint(checkpoint: Callable[..., Path], tmp_
         ({"slots": 0}, "at least one stream"),
         ({"slots": 10**7}, r"slots is 10000000; each takes \d+ MiB, and cpu has \d+ GiB"),
         ({"slots": 10**30}, r"slots is 10{30}; each takes"),
+        ({"prefill_positions": 0}, "0 positions of prompts between two frames are too few"),
     ],
 )
 def test_invalid_load_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
@@ -308,6 +314,7 @@ def test_invalid_load_arguments_are_refused(arguments: dict[str, object], messag
         ("slots", 2.0, "a whole number"),
         ("slots", True, "a whole number"),
         ("slots", None, "a whole number"),
+        ("prefill_positions", 2.0, "a whole number or None"),
         ("device", 5, "auto, cpu, cuda or cuda:N"),
         ("device", None, "auto, cpu, cuda or cuda:N"),
     ],

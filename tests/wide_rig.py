@@ -8,6 +8,7 @@ from torch import Tensor
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.loader import LoadedModel
 from tests.comparison import Comparison, fill_positions, shuffle_pages, step_slots
 from tests.emulator import EmulatedModule, emulated_kernels
@@ -30,16 +31,25 @@ class WideRig:
         kernels.add_wide(self.module, loaded.config)
         self.text = narrow.text
         self.prompt = narrow.prompt
-        self.narrow, self.wide = (
-            Megakernel(
-                narrow.half.model,
-                narrow.config,
-                narrow.pad,
-                num_slots=width,
-                max_positions=_MAX_POSITIONS,
-                kernels=one,
-            )
-            for one in (narrow._kernels, kernels)
+        self._comparison, self._num_slots = narrow, width
+        self.narrow, self.wide = (self._make(one) for one in (narrow._kernels, kernels))
+
+    def with_capture(self, heads: Sequence[tuple[int, int]]) -> tuple[Megakernel, Megakernel]:
+        """Both kernels as backends that capture scores of heads, (layer, head)."""
+        return self._make(self.narrow._kernels, heads), self._make(self.wide._kernels, heads)
+
+    def _make(
+        self, kernels: DecodeKernels, captured_heads: Sequence[tuple[int, int]] = ()
+    ) -> Megakernel:
+        c = self._comparison
+        return Megakernel(
+            c.half.model,
+            c.config,
+            c.pad,
+            num_slots=self._num_slots,
+            max_positions=_MAX_POSITIONS,
+            captured_heads=captured_heads,
+            kernels=kernels,
         )
 
     def reset(self) -> None:

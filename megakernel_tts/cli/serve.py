@@ -75,6 +75,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: 2,048 for each slot, or as many as fit into its memory)",
     )
     parser.add_argument(
+        "--prefill-positions",
+        type=int,
+        metavar="N",
+        help="positions of prompts that run between two frames while streams speak (default: 128)",
+    )
+    parser.add_argument(
         "--max-queue",
         type=int,
         default=32,
@@ -205,6 +211,7 @@ def run(options: argparse.Namespace) -> int:
                 options.device,
                 slots=options.slots,
                 cache_positions=options.cache_positions,
+                prefill_positions=options.prefill_positions,
             ) as tts:
                 run_loop(serve_engine(tts))
     return 0
@@ -223,6 +230,7 @@ async def _serve_cluster(
         placements,
         options.slots,
         cache_positions=options.cache_positions,
+        prefill_positions=options.prefill_positions,
         log_format=options.log_format,
     ) as cluster:
         await serve_engine(cluster)

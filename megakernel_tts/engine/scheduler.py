@@ -47,6 +47,9 @@ class SchedulingPolicy:
             a server and its front pass it on with delays that vary by so much.
         urgent_audio_s: Seconds of audio that is not played yet, below which a stream between two
             segments gets a slot before streams that have delivered no audio.
+
+    Raises:
+        ValueError: `prefill_budget_positions` is less than 1.
     """
 
     first_prefill_positions: int = 16
@@ -56,6 +59,14 @@ class SchedulingPolicy:
     stall_timeout_s: float = 1.0
     delivery_s: float = 5e-3
     urgent_audio_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the budget, without which no prompt would run."""
+        if self.prefill_budget_positions < 1:
+            raise ValueError(
+                f"{self.prefill_budget_positions} positions of prompts between two frames are too "
+                "few: use at least 1."
+            )
 
 
 class Scheduler:

@@ -46,6 +46,7 @@ class ReplicaOptions(BaseModel):
     model: str = "demo"
     slots: int = 8
     cache_positions: int | None = None
+    prefill_positions: int | None = None
     max_queue: int = 32
     queue_timeout: float = 5.0
     voice: list[str] = Field(default_factory=list[str])
@@ -110,7 +111,10 @@ class SpeechReplica:
         )
         settings = replace(settings, uploads=False)
         self._tts = tts = TTS.load(
-            options.model, slots=options.slots, cache_positions=options.cache_positions
+            options.model,
+            slots=options.slots,
+            cache_positions=options.cache_positions,
+            prefill_positions=options.prefill_positions,
         )
         tts.warmup()
         self._server = Server(tts, settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from megakernel_tts import Sampling
 from megakernel_tts.backends import megakernel
@@ -57,6 +58,31 @@ def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
     assert_same_caches(rig.wide, rig.narrow, few)
 
 
+@pytest.mark.parametrize(
+    ("size", "width", "few"), [("1b7", 16, range(1, 9)), ("0b6", 64, (0, 7, 8, 31, 32))]
+)
+def test_captured_scores_are_those_of_launches_of_few(
+    make_wide_rig: MakeWideRig, size: Size, width: int, few: Sequence[int]
+) -> None:
+    """And capture changes no code."""
+    rig, streams = make_wide_rig(size, width), range(max(few) + 1)
+    first = rig.continue_at(rig.wide, streams)
+    plain = step_slots(rig.wide, streams)
+    narrow, wide = rig.with_capture([(0, 3), (0, 0)])
+    scores: list[list[Tensor]] = []
+    for kernel, slots in ((wide, streams), (narrow, few)):
+        assert rig.continue_at(kernel, slots) == {slot: first[slot] for slot in slots}
+        frames = dict(zip(slots, kernel.step(slots, 1), strict=True))
+        for slot in slots:
+            assert frames[slot].codes.tolist() == plain[slot]
+        captured = [frames[slot].scores for slot in few]
+        scores.append([found for found in captured if found is not None])
+    assert len(scores[0]) == len(scores[1]) == len(few)
+    for ours, theirs in zip(*scores, strict=True):
+        assert ours.shape[1] == 2 and not ours[:, :, 0].isnan().any()
+        assert torch.equal(ours.nan_to_num(9e9), theirs.nan_to_num(9e9))
+
+
 def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(
     make_wide_rig: MakeWideRig,
 ) -> None:
@@ -88,17 +114,22 @@ def test_schedules_change_neither_codes_nor_epochs(
     assert rig.module.epoch_violations() == 0
 
 
+@pytest.mark.parametrize(("size", "width", "count"), [("1b7", 16, 9), ("0b6", 64, 64)])
 def test_a_wait_that_times_out_ends_the_launch(
-    make_wide_rig: MakeWideRig, monkeypatch: pytest.MonkeyPatch
+    make_wide_rig: MakeWideRig,
+    monkeypatch: pytest.MonkeyPatch,
+    size: Size,
+    width: int,
+    count: int,
 ) -> None:
-    rig = make_wide_rig("1b7", 16)
-    rig.begin(rig.wide, range(9))
+    rig, slots = make_wide_rig(size, width), range(count)
+    rig.begin(rig.wide, slots)
     with monkeypatch.context() as patched:
         patched.setattr(megakernel, "_TIMEOUT_NS", 0)
         with pytest.raises(DeviceError, match=r"thread block \d+ waited"):
-            rig.wide.step(range(9), 1)
-    rig.begin(rig.wide, range(9))
-    assert all(len(codes) == 1 for codes in step_slots(rig.wide, range(9)).values())
+            rig.wide.step(slots, 1)
+    rig.begin(rig.wide, slots)
+    assert all(len(codes) == 1 for codes in step_slots(rig.wide, slots).values())
 
 
 @pytest.mark.parametrize(
@@ -124,8 +155,9 @@ def test_the_kernels_that_the_slots_need_are_loaded(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "hidden"), [("0.6B", 1024), ("1.7B", 2048)])
 def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
-    tmp_path: Path, size: str, hidden: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, hidden: int
 ) -> None:
+    """Also after a launch of 64 streams that timed out."""
     cuda, num_slots, num_frames = torch.device("cuda"), 64, 8
     write_released_checkpoint(tmp_path, size, cuda)
     generator = torch.Generator().manual_seed(0)
@@ -154,6 +186,12 @@ def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
             for _ in range(3):
                 assert generate(slots) == {slot: solo[slot] for slot in slots}
         assert generate([0]) == {0: solo[0]}  # a prefill of few columns behind a launch of 64
+        begin(range(64))
+        with monkeypatch.context() as patched:
+            patched.setattr(megakernel, "_TIMEOUT_NS", 0)
+            with pytest.raises(DeviceError, match=r"thread block \d+ waited"):
+                kernel.step(range(64), 1)
+        assert generate(range(64)) == solo
         begin(range(64))
         made: dict[int, Codes] = {slot: [] for slot in range(64)}
         for step in range(12):  # groups of eight streams join and leave one after another

@@ -184,10 +184,10 @@ def test_streams_are_in_time_before_the_time_of_a_frame_is_known(
 
 
 def burst(loaded: LoadedModel, device: Device | None = None, **policy: float) -> Run:
-    """Four streams have just begun when 28 prompts arrive, 0.5 s of work on the device."""
+    """Four streams have just begun when 32 prompts arrive, 0.5 s of work on the device."""
     device = device or Device(0.004, 0.0003, 0.0005, stream_s=0.0002, position_s=0.0008)
-    arrivals = [Arrival(0.0, 100)] * 4 + [Arrival(0.11, 20)] * 28
-    return Run(loaded, device, arrivals, 32, policy=SchedulingPolicy(**policy))  # type: ignore[arg-type]
+    arrivals = [Arrival(0.0, 100)] * 4 + [Arrival(0.11, 20)] * 32
+    return Run(loaded, device, arrivals, 36, policy=SchedulingPolicy(**policy))  # type: ignore[arg-type]
 
 
 def test_a_burst_of_prompts_delays_no_stream_past_its_deadline(

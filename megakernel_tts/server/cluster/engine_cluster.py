@@ -34,6 +34,7 @@ class EngineCluster:
         log_format: LogFormat,
         command: Sequence[str],
         cache_positions: int | None = None,
+        prefill_positions: int | None = None,
     ) -> None:
         """Starts without a process; `start` calls it."""
         self._loop = asyncio.get_running_loop()
@@ -44,7 +45,15 @@ class EngineCluster:
             Supervisor(
                 command,
                 placement.environment,
-                Load(placement.name, model, placement.device, slots, log_format, cache_positions),
+                Load(
+                    placement.name,
+                    model,
+                    placement.device,
+                    slots,
+                    log_format,
+                    cache_positions,
+                    prefill_positions,
+                ),
                 on_change=self._changed.set,
                 on_restart=lambda name=placement.name: self._restarts.add(name),
             )
@@ -62,6 +71,7 @@ class EngineCluster:
         slots: int,
         *,
         cache_positions: int | None = None,
+        prefill_positions: int | None = None,
         log_format: LogFormat = "text",
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> AsyncGenerator["EngineCluster"]:
@@ -72,6 +82,7 @@ class EngineCluster:
             placements: One for each process.
             slots: Number of streams that can speak at once on each engine.
             cache_positions: As in `TTS.load`, for each engine.
+            prefill_positions: As in `TTS.load`.
             log_format: Format of the processes' log.
             command: Runs an engine process.
 
@@ -80,7 +91,9 @@ class EngineCluster:
             ValueError: A device is invalid, or memory cannot hold the slots.
             OSError: A process cannot be started.
         """
-        cluster = cls(model, placements, slots, log_format, command, cache_positions)
+        cluster = cls(
+            model, placements, slots, log_format, command, cache_positions, prefill_positions
+        )
         try:
             await cluster._start_all()
             yield cluster

@@ -218,6 +218,7 @@ def _load_tts(request: Load) -> SpeechEngine:
         request.device,
         slots=request.slots,
         cache_positions=request.cache_positions,
+        prefill_positions=request.prefill_positions,
     )
 
 

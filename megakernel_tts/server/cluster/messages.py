@@ -120,6 +120,7 @@ class Load(Message):
         slots: As in `TTS.load`.
         log_format: Format of the process's log.
         cache_positions: As in `TTS.load`.
+        prefill_positions: As in `TTS.load`.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Load(Message):
     slots: int
     log_format: LogFormat
     cache_positions: int | None = None
+    prefill_positions: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
