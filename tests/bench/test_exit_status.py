@@ -15,7 +15,7 @@ from megakernel_tts.model.demo import DEMO_NOTE
 FORKING = """
 import gc
 import os
-import megakernel_tts.tts
+from megakernel_tts import TTS  # with torch, which a child may use if its parent does not
 
 gc.freeze()  # or each child collects the objects of torch when it ends
 for program in {programs}:
