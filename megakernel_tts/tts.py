@@ -48,8 +48,7 @@ _SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken s
 class TTS:
     """A loaded model and its engine. Use `TTS.load`; close it, or use it in a `with` block.
 
-    Any number of threads and tasks may use one TTS. As many streams as it has slots run together;
-    further ones wait.
+    Threads and tasks may share one TTS. As many streams as it has slots run together; others wait.
     """
 
     def __init__(self, loaded: LoadedModel, info: ModelInfo) -> None:
@@ -97,8 +96,9 @@ class TTS:
         torch_device = pick_device(device)
         torch_dtype = pick_dtype(dtype, torch_device)
         folder = hub.find_checkpoint(model)
-        sizes = (slots, cache_positions, prefill_positions)
-        loaded = load_checkpoint(folder, torch_device, torch_dtype, *sizes)
+        loaded = load_checkpoint(
+            folder, torch_device, torch_dtype, slots, cache_positions, prefill_positions
+        )
         info = model_info(loaded.config, model)
         _log.info("%s on %s through %s", model, torch_device, loaded.engine.backend.name)
         if info.note:
@@ -117,7 +117,7 @@ class TTS:
 
     @property
     def aligned(self) -> bool:
-        """Whether word times come from attention, which `calibrate` prepares; else estimates."""
+        """Whether word times come from attention (`calibrate`); otherwise they are estimates."""
         return self._loaded.engine.alignment is not None
 
     @property

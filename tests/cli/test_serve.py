@@ -102,6 +102,17 @@ def serving(
             process.kill()
 
 
+@pytest.mark.parametrize("place", [("--device", "cpu"), ("--gpus", "0")])
+def test_the_engine_refuses_its_arguments(place: tuple[str, str]) -> None:
+    """Also in a process of its own."""
+    program = "import sys; from megakernel_tts.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    options = ["serve", "--port", "0", *place, "--prefill-positions", "0"]
+    command = [sys.executable, "-c", program, *options]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "0 positions of prompts between two frames are too few" in process.stderr
+
+
 def test_sigterm_lets_streams_finish_and_exits_with_0() -> None:
     """Of HTTP and of Wyoming."""
     text = "Hello there, my friend. " * 10

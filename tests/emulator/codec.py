@@ -28,7 +28,7 @@ class EmulatedCodecModule:
         macros = [f"-D{name}={value}" for name, value in codec_program().definitions]
         checks = declaration_checks(CODEC_DECLARATIONS)
         self._library = load_library("emulate_codec.cc", *macros, checks=checks)
-        self._writes = PrerequisiteWrites(self._library)
+        self.writes = PrerequisiteWrites(self._library)
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:
         return struct.in_dll(self._library, symbol)
@@ -43,7 +43,7 @@ class EmulatedCodecModule:
         set_bits: Tensor | None = None,
     ) -> None:
         assert writes and set_bits is None
-        self._writes.launch(config, writes)
+        self.writes.before_launch(config, writes)
         getattr(self._library, kernel)(ctypes.byref(params), config.num_blocks)
 
 

@@ -39,7 +39,7 @@ class EmulatedConformerModule:
         set_bits: Tensor | None = None,
     ) -> None:
         assert writes and set_bits is None
-        self._writes.launch(config, writes)
+        self._writes.before_launch(config, writes)
         run = getattr(self._library, kernel)
         run(ctypes.byref(params), config.num_blocks, config.shared_bytes)
 

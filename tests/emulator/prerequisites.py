@@ -15,14 +15,18 @@ class PrerequisiteWrites:
         """Begins without a kernel."""
         self._add = library.add_prerequisite_write
         self._add.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []  # a tensor, and its contents before
         self._hidden = self._before
 
-    def launch(self, config: LaunchConfig, writes: Sequence[Tensor]) -> None:
-        """Called before every launch."""
+    def before_launch(self, config: LaunchConfig, writes: Sequence[Tensor]) -> None:
+        """Tells the library what the previous kernel has written, if the next one starts early."""
         self._hidden = self._before  # in use until the kernel has run
         if config.overlap_previous:
             for tensor, before in self._hidden:
                 self._add(tensor.data_ptr(), before.data_ptr(), tensor.nbytes)
         assert all(tensor.is_contiguous() for tensor in writes)
-        self._before = [(tensor, tensor.clone()) for tensor in writes]
+        self.add(*((tensor, tensor.clone()) for tensor in writes))
+
+    def add(self, *before: tuple[Tensor, Tensor]) -> None:
+        """Sets what the last kernel has written: tensors, and their contents before."""
+        self._before = [*before]
