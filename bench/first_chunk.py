@@ -3,9 +3,10 @@
 The others speak for a random time, 4 s in the mean, and begin anew, so that as many are open all
 the time and they do not end together: with chunks of four frames and without pauses, so that the
 GPU is busy, or live, read at the pace of playback. The new streams come at random times, one at a
-time, and are cancelled after their first chunk.
+time or, with `--burst`, several together, and are cancelled after their first chunk.
 
 python -m bench.first_chunk --active 0,8,32 --json bench/results/first-chunk-0.6B-h200.json
+python -m bench.first_chunk --active 32 --burst 32 --requests 20 --interval-ms 500
 """
 
 import argparse
@@ -43,16 +44,21 @@ class FirstChunks:
     Attributes:
         active: Streams that speak meanwhile.
         pace: How they are read.
-        requests: New streams, each with a first chunk.
+        requests: Times at which new streams come.
+        burst: New streams that come at each of these times.
         first_chunk_ms: From opening a new stream to its first chunk.
         active_frames_per_second: Frames of the streams that speak, all together.
+        longest_wait_ms: Longest time for which a live stream that speaks had no chunk when the
+            audio before it had been played; 0 for streams without pauses.
     """
 
     active: int
     pace: Pace
     requests: int
+    burst: int
     first_chunk_ms: Percentiles
     active_frames_per_second: float
+    longest_wait_ms: float
 
 
 class Speakers:
@@ -60,11 +66,13 @@ class Speakers:
 
     Attributes:
         num_frames: Frames that were read.
+        longest_wait_s: As in `FirstChunks`, in seconds.
     """
 
     def __init__(self, tts: TTS, sampling: Sampling, pace: Pace) -> None:
         """Starts without a stream."""
         self.num_frames = 0
+        self.longest_wait_s = 0.0
         self._tts, self._sampling = tts, sampling
         self._pace: Pace = pace
 
@@ -80,28 +88,34 @@ class Speakers:
             max_frames = rng.randint(RANDOM_FRAMES // 2, RANDOM_FRAMES * 3 // 2)
             sampling = replace(self._sampling, seed=number, max_frames=max_frames)
             session = await self._tts.aopen(text=ARRIVALS_TEXT, sampling=sampling, chunks=chunks)
+            played_s: float | None = None  # time at which the chunks before have been played
             with session:  # closed at once when the task is cancelled
                 async for event in session:
+                    if played_s is not None:
+                        wait_s = time.perf_counter() - played_s
+                        self.longest_wait_s = max(self.longest_wait_s, wait_s)
                     if isinstance(event, AudioChunk):
                         started.set()
                         self.num_frames += len(event.codes)
                         if self._pace == "live":
                             await asyncio.sleep(len(event.codes) * FRAME_S)
+                            played_s = time.perf_counter()
                     elif event.error is not None:
                         raise event.error
 
 
 async def measure(
-    tts: TTS, active: int, pace: Pace, *, requests: int, interval_s: float
+    tts: TTS, active: int, pace: Pace, *, requests: int, interval_s: float, burst: int = 1
 ) -> FirstChunks:
     """Measures new streams beside others.
 
     Args:
-        tts: With a slot for each of them and one for the new stream.
+        tts: With a slot for each of them and of the new streams of one time.
         active: Streams that speak meanwhile.
         pace: How they are read.
-        requests: New streams.
-        interval_s: Mean time from a first chunk to the next new stream.
+        requests: Times at which new streams come.
+        interval_s: Mean time from the first chunks to the next new streams.
+        burst: New streams that come at each of these times.
 
     Raises:
         ExceptionGroup: A stream has failed.
@@ -114,15 +128,26 @@ async def measure(
         for event in started:
             await event.wait()
         begin_s, begin_frames = time.perf_counter(), speakers.num_frames
+        speakers.longest_wait_s = 0.0  # while the streams began together
         first_s: list[float] = []
         for i in range(requests):
             await asyncio.sleep(rng.expovariate(1 / interval_s))
-            first_s.append(await _time_first_chunk(tts, replace(sampling, seed=active + i)))
+            seeds = range(active + i * burst, active + (i + 1) * burst)
+            new = (_time_first_chunk(tts, replace(sampling, seed=seed)) for seed in seeds)
+            first_s += await asyncio.gather(*new)
         seconds = time.perf_counter() - begin_s
         num_frames = speakers.num_frames - begin_frames
         for task in tasks:
             task.cancel()
-    return FirstChunks(active, pace, requests, percentiles(first_s), round(num_frames / seconds, 1))
+    return FirstChunks(
+        active,
+        pace,
+        requests,
+        burst,
+        percentiles(first_s),
+        round(num_frames / seconds, 1),
+        round(1e3 * speakers.longest_wait_s, 3),
+    )
 
 
 async def _time_first_chunk(tts: TTS, sampling: Sampling) -> float:
@@ -145,8 +170,13 @@ async def _measure_all(tts: TTS, options: argparse.Namespace) -> list[FirstChunk
                 pace,
                 requests=options.requests,
                 interval_s=options.interval_ms / 1000,
+                burst=options.burst,
             )
-            print(f"{active} streams {pace}: first chunk, ms: {row.first_chunk_ms}", flush=True)
+            print(
+                f"{active} streams {pace}: first chunk, ms: {row.first_chunk_ms}; "
+                f"longest wait, ms: {row.longest_wait_ms}",
+                flush=True,
+            )
             figures.append(row)
     return figures
 
@@ -179,12 +209,19 @@ def main() -> None:
         type=positive_number,
         default=50.0,
         metavar="MS",
-        help="mean time from a first chunk to the next new stream (default: 50)",
+        help="mean time from the first chunks to the next new streams (default: 50)",
+    )
+    parser.add_argument(
+        "--burst",
+        type=positive_integer,
+        default=1,
+        metavar="N",
+        help="new streams that come together (default: 1)",
     )
     parser.add_argument("--simulated", action="store_true", help="an engine with fixed times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = parser.parse_args()
-    slots = max(options.active) + 1
+    slots = max(options.active) + options.burst
     print("weights, kernels and warm-up", flush=True)
     with simulated_tts(slots) if options.simulated else random_tts(options.model, slots) as tts:
         tts.warmup()

@@ -2,9 +2,11 @@
 
 The engine, with the demo voice's prompts, runs over a simulated device that makes frames and
 samples of any number of streams in fixed times. The engine thread waits without the interpreter
-lock, as it does for a GPU. Work of the backend and of the codec on the host is not included.
+lock, as it does for a GPU. Work of the backend and of the codec on the host is not included. With
+`--model` it runs on a GPU with random weights of a released size, and that work is included.
 
 python -m bench.host --json bench/results/host-cpu.json
+python -m bench.host --model 0.6B --json bench/results/host-0.6B-h200.json
 """
 
 import argparse
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.conversations import random_tts
 from bench.report import write
 from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, ChunkPolicy, ModelInfo
@@ -42,13 +45,14 @@ from megakernel_tts.engine.loop import Loop
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import read_codec_config, read_model_config
 from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.model.random_released import SIZES
 from megakernel_tts.model.weights import model_specs
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 _TEXT = "Hello, it is good to hear you."
-_FRAMES = 50  # of each request
+_SAMPLING = Sampling(max_frames=50)  # of each request
 _FRAME_SAMPLES = 1920
 _MAX_FRAMES = 32  # of a step
 _CHUNKS = (2, 4, 8)
@@ -222,7 +226,7 @@ def host_tts(times: HostTimes, slots: int) -> TTS:
     )
     speakers = {name: ("english",) for name in config.talker.speakers}
     info = ModelInfo("custom_voice", speakers, ("english",), False, note=None, name="simulated")
-    return TTS(LoadedModel(config, Sampling(max_frames=_FRAMES), tokenizer, engine, None), info)
+    return TTS(LoadedModel(config, _SAMPLING, tokenizer, engine, None), info)
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ class HostFigures:
 async def _read(tts: TTS, chunks: ChunkPolicy, num_requests: int) -> int:
     num_frames = 0
     for _ in range(num_requests):
-        async for chunk in tts.astream(_TEXT, chunks=chunks):
+        async for chunk in tts.astream(_TEXT, sampling=_SAMPLING, chunks=chunks):
             num_frames += len(chunk.codes)
     return num_frames
 
@@ -301,10 +305,23 @@ def _profiled_engine(lines: int) -> Iterator[None]:
     pstats.Stats(profile).sort_stats("tottime").print_stats(lines)
 
 
+def _load(options: argparse.Namespace) -> TTS:
+    """The engine that is measured: on a GPU after its warm-up, or simulated."""
+    if not options.model:
+        return host_tts(HostTimes(), options.streams)
+    print("weights, kernels and warm-up", flush=True)
+    tts = random_tts(options.model, options.streams)
+    tts.warmup()
+    return tts
+
+
 def main() -> None:
     """Prints the figures; writes them with --json."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--model", choices=SIZES, help="size of random weights on a GPU (default: simulated)"
     )
     parser.add_argument("--streams", type=int, default=_STREAMS, help="number of streams")
     parser.add_argument("--requests", type=int, default=8, help="requests of each stream")
@@ -312,21 +329,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     logging.disable()  # every request is cut after 50 frames and would be logged
-    times = HostTimes()
     if options.profile:
-        with _profiled_engine(options.profile), host_tts(times, options.streams) as tts:
+        with _profiled_engine(options.profile), _load(options) as tts:
             measure(tts, options.streams, 2, options.requests)
         return
-    with host_tts(times, options.streams) as tts:
+    with _load(options) as tts:
         measure(tts, options.streams, 2, 1)
         figures = [measure(tts, options.streams, n, options.requests) for n in _CHUNKS]
-        request = BenchmarkRequest(_TEXT, replace(tts.sampling, guard=True))
+        request = BenchmarkRequest(_TEXT, _SAMPLING)
         delays = measure_event_loop(tts, request, options.streams, options.requests)
-    content = {
-        "times_ms": asdict(times),
-        "host": [asdict(row) for row in figures],
-        "event_loop_ms": asdict(delays),
-    }
+    content: dict[str, object] = {"command": "bench.host"}
+    if options.model:
+        content |= {
+            "model": f"{options.model}, random weights",
+            "gpu": torch.cuda.get_device_name(),
+        }
+    else:
+        content |= {"model": "simulated", "times_ms": asdict(HostTimes())}
+    content |= {"host": [asdict(row) for row in figures], "event_loop_ms": asdict(delays)}
     write(content, options.json, packages=("torch",))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megakernel_common.kernels import build
-from megakernel_tts.kernels.wide import compiled_widths
+from megakernel_tts.kernels.wide import compiled_widths, kernel_names
 
 pytestmark = pytest.mark.gpu
 
@@ -51,9 +51,12 @@ def test_kernels_have_no_findings(check: Check, tool: str, launch: str) -> None:
 
 
 @pytest.mark.parametrize("tool", ["racecheck", "memcheck", "synccheck"])
-def test_the_widest_kernel_has_no_findings(check: Check, tool: str) -> None:
+@pytest.mark.parametrize("launch", ["several", "prompts"])
+def test_the_widest_kernels_have_no_findings(check: Check, tool: str, launch: str) -> None:
     width = compiled_widths(build.architecture_of(torch.device("cuda")))[-1]
-    found, output = check(tool, "launches", "several", f"-DMEGAKERNEL_WIDE_STREAMS={width}")
+    if launch == "prompts" and "prefill_wide" not in kernel_names(width):
+        pytest.skip(f"the program of {width} streams has no kernel for prompts")
+    found, output = check(tool, "launches", launch, f"-DMEGAKERNEL_WIDE_STREAMS={width}")
     assert found == 0, output
 
 

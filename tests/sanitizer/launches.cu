@@ -1,6 +1,6 @@
 // Launches each kernel of a small model under compute-sanitizer: one stream, several streams, and
-// prefill batches of every size. With MEGAKERNEL_WIDE_STREAMS it has the wide kernel only, for the
-// launch `several`. Prints nothing unless a launch fails.
+// prefill batches of every size. With MEGAKERNEL_WIDE_STREAMS it has the wide kernels only, for the
+// launches `several` and `prompts`. Prints nothing unless a launch fails.
 #define MEGAKERNEL_MODEL ModelTinyWide  // its talker is wider, so there is an input projection
 #include "../../bench/random_params.cuh"
 
@@ -27,7 +27,7 @@ static void launch_generate(Params& p, int num_streams) {
 
 #ifndef MEGAKERNEL_WIDE_STREAMS
 // Batches of every size; the second and the fourth continue the slot of the one before.
-static void launch_prefill_batches(Params& p) {
+static void launch_prompts(Params& p) {
   const int counts[] = {kMaxPrefillColumns, kMaxStreams, 2, 1};
   std::vector<PrefillBatch> batches;
   int num_columns = 0;
@@ -39,6 +39,33 @@ static void launch_prefill_batches(Params& p) {
   p.prefill_batches = device_copy(batches);
   launch_prefill(p, batches, kBlocks, [&] { finish_launches(p); });
 }
+#elif MEGAKERNEL_WIDE_STREAMS >= 32  // a narrower program has no kernel for prompts
+// Two prompts share a batch; with 64 columns each has two prompt tiles, side by side. The second
+// prompt ends before its last tile would be full, and the first one ends in a batch of its own.
+static void launch_prompts(Params& p) {
+  constexpr int kColumnsOfOne = kWidePrefillColumns / 2, kRest = 3;
+  WidePrefillBatch batches[2] = {};
+  const auto add_columns = [](WidePrefillBatch& batch, int slot, int position, int count,
+                              bool ends) {
+    const int first = batch.num_columns;
+    batch.num_columns += count;
+    for (int c = 0; c < count; ++c) {
+      const int tile = c / kPromptTileSize * kPromptTileSize;
+      batch.columns[first + c] = {slot, position + c, first + tile, tile + kPromptTileSize < count,
+                                  ends && c == count - 1};
+    }
+  };
+  add_columns(batches[0], 0, kPrompt, kColumnsOfOne, false);
+  add_columns(batches[0], 1, kPrompt, kColumnsOfOne - kRest, true);
+  batches[1].first_row = batches[0].num_columns;
+  add_columns(batches[1], 0, kPrompt + kColumnsOfOne, kRest, true);
+  p.prompt_vectors = random_bf16(kWidePrefillColumns * M::Talker::hidden_size, kWeightRange);
+  for (const WidePrefillBatch& batch : batches) {
+    p.wide_prefill_batch = device_copy(std::vector{batch});
+    launch_kernel({prefill_wide, kSharedBytes<kWideStreams>}, p, kBlocks);
+    finish_launches(p);
+  }
+}
 #endif
 
 int main(int num_arguments, char** arguments) {
@@ -47,11 +74,13 @@ int main(int num_arguments, char** arguments) {
   const char* launch = num_arguments == 2 ? arguments[1] : "";
   if (strcmp(launch, "several") == 0) {
     launch_generate(p, kMaxStreams);
+#if !defined(MEGAKERNEL_WIDE_STREAMS) || MEGAKERNEL_WIDE_STREAMS >= 32
+  } else if (strcmp(launch, "prompts") == 0) {
+    launch_prompts(p);
+#endif
 #ifndef MEGAKERNEL_WIDE_STREAMS
   } else if (strcmp(launch, "one") == 0) {
     launch_generate(p, 1);
-  } else if (strcmp(launch, "prompts") == 0) {
-    launch_prefill_batches(p);
 #endif
   } else {
     fprintf(stderr, "Name a launch: one, several or prompts.\n");
