@@ -153,6 +153,7 @@ inline void set_wide(WideBuffers& buffers, const WideOffsets& offsets, uint32_t*
   buffers.mlp_normed = workspace + offsets.mlp_normed;
   buffers.attention_scales = workspace + offsets.attention_scales;
   buffers.mlp_scales = workspace + offsets.mlp_scales;
+  buffers.cache_tags = workspace + offsets.cache_tags;
 }
 
 inline void set_workspace(Params& p, uint32_t* workspace) {

@@ -17,12 +17,11 @@ from bench.report import write
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
+from megakernel_tts.audio import FRAME_INTERVALS
 
 _NUM_TOKENS = 256  # of a long segment; as many units, except for runs of punctuation
 _FRAME_S = 1.17e-3  # of the 0.6B model on an H200: bench/results/step-h200.json
 _NUM_ROUNDS = 400
-_SAMPLES_PER_FRAME = 1920
-_SAMPLE_RATE = 24_000
 _SEARCH_FRAMES = 32  # pushed per round: the search allocates its rows for as many at a time
 
 
@@ -63,14 +62,14 @@ def time_word_times(num_frames: int, num_heads: int) -> float:
     """
     text = Transcript(lambda ids: [b"," if i % 5 == 4 else b" word" for i in ids])
     text.update(range(_NUM_TOKENS), _NUM_TOKENS)
-    times = AlignedWordTimer(text, _SAMPLE_RATE, 16, 1e-4)
+    times = AlignedWordTimer(text, 16, 1e-4)
     shape = (num_frames, num_heads, 2048)
     scores = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    pcm = np.zeros((num_frames, _SAMPLES_PER_FRAME), np.int16)
+    peaks = np.zeros((num_frames, FRAME_INTERVALS), np.uint16)
 
     def act() -> None:
         times.add_scores(scores)
-        times.add_audio(pcm, last=False)
+        times.add_audio(peaks, last=False)
 
     return minimum(act) / num_frames
 

@@ -25,6 +25,7 @@ from megakernel_tts import TTS, Sampling
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.words import Transcript
+from megakernel_tts.audio import interval_peaks
 from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech, read_truth
 from megakernel_tts.loader import LoadedModel
@@ -57,12 +58,12 @@ def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[flo
     return starts if len(starts) == len(words) else None
 
 
-def estimated(loaded: LoadedModel, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
+def estimated(loaded: LoadedModel, text: str, frames: NDArray[np.int16]) -> list[float]:
     """Word starts by the estimate, in seconds, from PCM [frames, samples per frame]."""
-    times = EstimatedWordTimer(Transcript(loaded.tokenizer.token_bytes), rate)
+    times = EstimatedWordTimer(Transcript(loaded.tokenizer.token_bytes))
     ids = loaded.tokenizer.encode(text)
     times.update_text(ids, len(ids))
-    return [word.start for word in times.add_audio(frames, last=True)]
+    return [word.start for word in times.add_audio(interval_peaks(frames), last=True)]
 
 
 Errors = dict[str, list[float]]  # of word starts, in seconds, by method
@@ -77,7 +78,7 @@ def own_speech(tts: TTS, texts: Sequence[str]) -> Errors:
         speech = tts.say(text, layout=layout, sampling=Sampling(seed=seed))
         truth = aligned(words, speech.pcm, speech.sample_rate)
         frames = speech.pcm.reshape(len(speech.codes), -1)
-        estimate = estimated(tts._loaded, text, frames, speech.sample_rate)
+        estimate = estimated(tts._loaded, text, frames)
         attention = [word.start for word in speech.words]
         if truth is not None and len(truth) == len(estimate) == len(attention):
             errors["attention"] += np.subtract(attention, truth).tolist()
@@ -95,7 +96,7 @@ def recordings(
         assert speech.starts is not None
         for captured in capture.capture_attention(speech):
             attention = captured.word_starts(alignment.heads, alignment.lookahead)
-            estimate = estimated(loaded, speech.text, captured.samples, captured.sample_rate)
+            estimate = estimated(loaded, speech.text, captured.samples)
             errors["attention"] += np.subtract(attention, speech.starts).tolist()
             errors["estimate"] += np.subtract(estimate, speech.starts).tolist()
     return errors

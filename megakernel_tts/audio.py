@@ -23,6 +23,8 @@ _MIN_SOUND_SECONDS = 0.3  # of a reference recording that must not be silent
 _MAX_FLAT_SHARE = 2e-3  # of samples in flat runs at the peak; more is clipping
 
 AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
+INTERVAL_S = 0.02  # of the analysis of speech
+FRAME_INTERVALS = 4  # of a frame
 
 Recording = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.floating], int]
 
@@ -45,17 +47,20 @@ def audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
     return (pcm >= AUDIBLE) | (pcm <= -AUDIBLE)
 
 
-def any_audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Marks the rows that have an audible sample: `audible` for whole rows, in half of the time.
+def interval_peaks(frames: NDArray[np.int16]) -> NDArray[np.uint16]:
+    """The largest magnitude of each interval of 20 ms.
 
     Args:
-        pcm: 16-bit samples [rows, samples], with at least one sample in each row.
+        frames: 16-bit samples [frames, samples], of which each frame has a multiple of
+            `FRAME_INTERVALS`.
 
     Returns:
-        Bools [rows].
+        [frames, `FRAME_INTERVALS`], in 16-bit steps.
     """
-    magnitudes = np.abs(pcm).view(np.uint16)  # unsigned, since that of -32768 does not fit int16
-    return np.maximum.reduce(magnitudes, axis=1) >= AUDIBLE
+    magnitudes = np.abs(frames).view(np.uint16)  # unsigned, since -32768 has none in int16
+    num_frames, num_samples = frames.shape
+    intervals = magnitudes.reshape(num_frames, FRAME_INTERVALS, num_samples // FRAME_INTERVALS)
+    return np.maximum.reduce(intervals, axis=2)
 
 
 class WavWriter:

@@ -13,9 +13,10 @@ import soundfile
 from megakernel_tts import audio
 from megakernel_tts.audio import (
     AUDIBLE,
+    FRAME_INTERVALS,
     WavWriter,
-    any_audible,
     audible,
+    interval_peaks,
     pcm16,
     read_reference,
 )
@@ -40,11 +41,15 @@ def test_audible_compares_magnitude_with_threshold() -> None:
     np.testing.assert_array_equal(audible(pcm)[1], audible(pcm)[0][::-1])
 
 
-def test_a_row_is_audible_if_one_of_its_samples_is() -> None:
-    levels = [-32768, -AUDIBLE - 1, -AUDIBLE, -AUDIBLE + 1, 0, AUDIBLE - 1, AUDIBLE, 32767]
-    rows = np.array([[0, level, 0] for level in levels], np.int16)
-    assert any_audible(rows).tolist() == audible(rows).any(axis=1).tolist()
-    assert any_audible(rows).tolist() == [abs(level) >= AUDIBLE for level in levels]
+def test_the_peak_of_an_interval_is_its_largest_magnitude() -> None:
+    levels = [[-32768, -201, 200, 0], [32767, -1, 1, -32767]]
+    frames = np.zeros((2, FRAME_INTERVALS, 3), np.int16)
+    for position in range(3):
+        frames[:] = 0
+        frames[:, :, position] = levels
+        peaks = interval_peaks(frames.reshape(2, -1))
+        assert peaks.tolist() == np.abs(np.array(levels)).tolist()
+    assert interval_peaks(np.zeros((0, 12), np.int16)).shape == (0, FRAME_INTERVALS)
 
 
 def test_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:

@@ -83,16 +83,15 @@ def read_alignment(file: Path, num_layers: int, num_heads: int) -> Alignment | N
 
 
 def make_word_timer(
-    alignment: Alignment | None, transcript: Transcript, sample_rate: int, text_start: int
+    alignment: Alignment | None, transcript: Transcript, text_start: int
 ) -> WordTimer:
     """Creates the word timer of a segment.
 
     Args:
         alignment: Of the checkpoint; without one, times are estimated.
         transcript: Of the segment.
-        sample_rate: In Hz.
         text_start: Position of the text's first token in the talker's sequence.
     """
     if alignment is None:
-        return EstimatedWordTimer(transcript, sample_rate)
-    return AlignedWordTimer(transcript, sample_rate, text_start, alignment.floor)
+        return EstimatedWordTimer(transcript)
+    return AlignedWordTimer(transcript, text_start, alignment.floor)

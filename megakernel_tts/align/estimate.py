@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_tts.align.words import Transcript, Word, WrittenWord, split_words
-from megakernel_tts.audio import any_audible
+from megakernel_tts.audio import AUDIBLE, INTERVAL_S
 from megakernel_tts.text.markup import Replacement
-
-INTERVAL_S = 0.02  # of the audio analysis, and the resolution of word starts
 
 # Seconds at an ordinary pace.
 _WORD = 0.10  # every word, in addition to its letters and digits
@@ -48,18 +46,14 @@ def _letters(word: str) -> float:
 
 
 class EstimatedWordTimer:
-    """A `WordTimer` that estimates times from text and pauses. It ignores attention scores."""
+    """A `WordTimer` that estimates times from text and pauses. It ignores attention scores.
 
-    def __init__(self, transcript: Transcript, sample_rate: int) -> None:
-        """Starts before the first frame.
+    Words start at the begin of an interval of 20 ms.
+    """
 
-        Args:
-            transcript: The text.
-            sample_rate: In Hz.
-        """
+    def __init__(self, transcript: Transcript) -> None:
+        """Starts before the first frame of a text."""
         self._transcript = transcript
-        self._interval_samples = int(INTERVAL_S * sample_rate)
-        self._remainder = np.zeros(0, np.int16)  # samples of an incomplete interval
         self._num_intervals = 0
         self._num_silent = 0  # intervals since the last audible one
         self._num_queued = 0  # words of the text that were added to `_pending`
@@ -93,21 +87,17 @@ class EstimatedWordTimer:
     def add_scores(self, scores: NDArray[np.float32]) -> None:
         """Ignores the scores; see `WordTimer.add_scores`."""
 
-    def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
+    def add_audio(self, peaks: NDArray[np.uint16], *, last: bool) -> list[Word]:
         """See `WordTimer.add_audio`."""
-        samples = samples.ravel()
-        if len(self._remainder):
-            samples = np.concatenate([self._remainder, samples])
-        num_intervals = len(samples) // self._interval_samples
-        self._remainder = samples[num_intervals * self._interval_samples :]
-        intervals = samples[: num_intervals * self._interval_samples].reshape(
-            num_intervals, self._interval_samples
-        )
         words: list[Word] = []
-        for sounds in any_audible(intervals).tolist():
+        for sounds in (peaks.ravel() >= AUDIBLE).tolist():
             if sounds:
-                self._end_pause()
-                words += self._reached_words()
+                if self._num_silent:
+                    self._end_pause()
+                if self._text_end < self._text_time + INTERVAL_S:
+                    self._follow_text()
+                if self._pending and self._pending[0][1] <= self._text_time + INTERVAL_S / 2:
+                    words += self._reached_words()
                 self._text_time += INTERVAL_S
             else:
                 self._num_silent += self._text_time > 0  # silence before the speech is no pause
@@ -132,6 +122,9 @@ class EstimatedWordTimer:
         if self._num_silent >= _PAUSE_INTERVALS:
             self._correct()
         self._num_silent = 0
+
+    def _follow_text(self) -> None:
+        """Queues the words that begin in an interval, which may be behind the text so far."""
         self._queue_words(self._text_time + INTERVAL_S)
         # Speech that is ahead of the text continues with the next text that arrives.
         self._text_time = min(self._text_time, self._text_end)

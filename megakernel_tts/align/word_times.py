@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from megakernel_tts.align.attention import unit_log_attention
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.words import Transcript, Word
-from megakernel_tts.audio import any_audible, audible
+from megakernel_tts.audio import AUDIBLE, INTERVAL_S, audible
 from megakernel_tts.text.markup import Replacement
 
 
@@ -34,11 +34,11 @@ class WordTimer(Protocol):
         """
         ...
 
-    def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
+    def add_audio(self, peaks: NDArray[np.uint16], *, last: bool) -> list[Word]:
         """Adds the audio of the next frames.
 
         Args:
-            samples: [frames, samples per frame].
+            peaks: [frames, intervals], by `interval_peaks` of megakernel_tts/audio.py.
             last: Whether the segment ends after these frames, with all of its text spoken.
 
         Returns:
@@ -62,19 +62,15 @@ class WordTimer(Protocol):
 class AlignedWordTimer:
     """A `WordTimer` that searches the path through the text that the alignment heads attended."""
 
-    def __init__(
-        self, transcript: Transcript, sample_rate: int, text_start: int, floor: float
-    ) -> None:
+    def __init__(self, transcript: Transcript, text_start: int, floor: float) -> None:
         """Starts before the first frame.
 
         Args:
             transcript: The text.
-            sample_rate: In Hz.
             text_start: Position of the text's first token in the talker's sequence.
             floor: Minimum attention; see `unit_log_attention`.
         """
         self._transcript = transcript
-        self._sample_rate = sample_rate
         self._text_start = text_start
         self._floor = floor
         self._search = OnlineSearch()
@@ -110,17 +106,17 @@ class AlignedWordTimer:
         elif self._end_reached_at is None:
             self._end_reached_at = self._num_scored
 
-    def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
+    def add_audio(self, peaks: NDArray[np.uint16], *, last: bool) -> list[Word]:
         """See `WordTimer.add_audio`."""
-        transcript, path = self._transcript, self._search.path(ended=last)[: len(samples)]
-        self._search.drop_frames(len(samples))
-        has_sound = any_audible(samples).tolist()
+        transcript, path = self._transcript, self._search.path(ended=last)[: len(peaks)]
+        self._search.drop_frames(len(peaks))
+        has_sound = (np.max(peaks, axis=1, initial=0) >= AUDIBLE).tolist()
         for unit, sounds in zip(path, has_sound, strict=True):
             word, silent = transcript.unit_words[max(unit, 0)], transcript.unit_silent[max(unit, 0)]
             # A word whose unit has no audible frame yet has not begun. No word begins twice.
             if (num_begun := word + (silent or sounds)) > len(self._starts):
                 self._begin_words(num_begun)
-            self._seconds += samples.shape[1] / self._sample_rate
+            self._seconds += peaks.shape[1] * INTERVAL_S
         if last:
             self._begin_words(len(transcript))
         return self._complete_words()

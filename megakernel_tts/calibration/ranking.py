@@ -11,6 +11,7 @@ from megakernel_tts.align.attention import unit_log_attention
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
+from megakernel_tts.audio import interval_peaks
 
 FLOOR = 1e-4  # minimum attention; see `unit_log_attention`
 _MAX_DISAGREEMENT_S = 0.08  # mean distance of word starts between two heads that are used together
@@ -50,17 +51,17 @@ class CapturedSpeech:
             heads: Layer and head.
             lookahead: Frames with scores after each frame when its words are decided; None: all.
         """
-        timer = AlignedWordTimer(self.transcript(), self.sample_rate, 0, FLOOR)
+        timer = AlignedWordTimer(self.transcript(), 0, FLOOR)
         scores, num_frames = self.scores_of(heads), len(self.scores)
+        peaks = interval_peaks(self.samples)
         if lookahead is None:
             timer.add_scores(scores)
-            return [word.start for word in timer.add_audio(self.samples, last=True)]
+            return [word.start for word in timer.add_audio(peaks, last=True)]
         starts: list[float] = []
         timer.add_scores(scores[:lookahead])
         for frame in range(num_frames):
             timer.add_scores(scores[frame + lookahead :][:1])
-            samples = self.samples[frame : frame + 1]
-            words = timer.add_audio(samples, last=frame == num_frames - 1)
+            words = timer.add_audio(peaks[frame : frame + 1], last=frame == num_frames - 1)
             starts += [word.start for word in words]
         return starts
 

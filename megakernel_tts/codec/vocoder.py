@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("megakernel_tts")
 
 # Waits for a decode and returns the samples of each request, int16 [frames * samples per frame];
-# None for a request whose samples are not finite.
+# None for a request whose samples are not finite. Each is an array of its own: one that a reader
+# keeps does not keep the others.
 PendingSamples = Callable[[], Sequence[NDArray[np.int16] | None]]
 # Takes the number of frames of each request that were generated.
 ConfirmFrames = Callable[[Sequence[int]], PendingSamples]
@@ -129,7 +130,8 @@ class TorchVocoder:
             state = State.stack([self._states[slot] for slot in slots])
             waves, state = self._decoder.decode(codes.to(state.position.device), state)
             states |= zip(slots, state.split(), strict=True)
-            samples |= zip(slots, pcm16(waves.float().cpu().numpy()), strict=True)
+            pcm = pcm16(waves.float().cpu().numpy())
+            samples |= zip(slots, (row.copy() for row in pcm), strict=True)
         self._states |= states
         return lambda: [samples[slot] for slot, _ in requests]
 

@@ -7,12 +7,14 @@ or beside the device's next work; see `Loop`.
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from megakernel_tts.audio import FRAME_INTERVALS, interval_peaks
 from megakernel_tts.backends.protocol import PendingCodes
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, Vocoder
@@ -215,19 +217,22 @@ class DecodePipeline:
             stream.active_segment.stop_decoding()
         try:
             results = batch.wait()
+            peaks = _find_peaks(batch.codes, results)
         except Exception as error:
             for stream in batch.streams:
                 stream.active_segment.fail_decoding(error)
             return False
         self._pauses.restart()
-        for stream, codes, samples in zip(batch.streams, batch.codes, results, strict=True):
+        for stream, codes, samples, chunk_peaks in zip(
+            batch.streams, batch.codes, results, peaks, strict=True
+        ):
             self._pauses.pause_if_due()
             segment = stream.active_segment
             if samples is None:
                 segment.fail_decoding(FloatingPointError("The codec's waveform is not finite."))
                 continue
             try:
-                stream.delivery.deliver(segment, codes, samples)
+                stream.delivery.deliver(segment, codes, samples, chunk_peaks)
             except Exception as error:
                 segment.fail(error)
         self._on_delivered()
@@ -239,6 +244,27 @@ class DecodePipeline:
         for stream in batch.streams if batch is not None else ():
             if stream.segment is not None:
                 stream.segment.stop_decoding()
+
+
+def _find_peaks(
+    codes: Sequence[NDArray[np.int64]], samples: Sequence[NDArray[np.int16] | None]
+) -> list[NDArray[np.uint16]]:
+    """Finds the peaks of all chunks at once, which takes a third of the time.
+
+    Args:
+        codes: [frames, groups] of each chunk.
+        samples: [frames * samples per frame] of each chunk; None if they are not finite.
+
+    Returns:
+        [frames, intervals] of each chunk; no frames if its samples are not finite.
+    """
+    counts = [0 if made is None else len(c) for c, made in zip(codes, samples, strict=True)]
+    finite = [made for made in samples if made is not None]
+    if not finite:
+        return [np.empty((0, FRAME_INTERVALS), np.uint16) for _ in counts]
+    peaks = interval_peaks(np.concatenate(finite).reshape(sum(counts), -1))
+    ends = accumulate(counts)
+    return [peaks[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 def _next_codes(stream: Stream) -> NDArray[np.int64]:

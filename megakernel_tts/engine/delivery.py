@@ -99,7 +99,11 @@ class Delivery:
         return self._current_timer
 
     def deliver(
-        self, segment: Segment, codes: NDArray[np.int64], samples: NDArray[np.int16]
+        self,
+        segment: Segment,
+        codes: NDArray[np.int64],
+        samples: NDArray[np.int16],
+        peaks: NDArray[np.uint16],
     ) -> None:
         """Delivers a decoded chunk, cut off at the frame in which the guard ends the segment.
 
@@ -107,46 +111,42 @@ class Delivery:
             segment: The stream's segment.
             codes: [frames, groups].
             samples: [frames * samples per frame].
+            peaks: [frames, intervals], of the samples.
         """
-        frames = samples.reshape(len(codes), -1)
-        if self._guarded and (num_kept := self._find_runaway(segment, codes, frames)):
-            segment.cut(self._segment_frame + num_kept)
-            frames, codes = frames[:num_kept], codes[:num_kept]
-        self._put_chunk(segment, codes, frames)
-
-    def _find_runaway(
-        self, segment: Segment, codes: NDArray[np.int64], frames: NDArray[np.int16]
-    ) -> int | None:
-        """Returns how many frames to keep if the guard ends the segment within them."""
-        peaks = np.maximum(frames.max(axis=1), -frames.min(axis=1).astype(np.int32))
-        for i, (code, peak) in enumerate(zip(codes[:, 0].tolist(), peaks.tolist(), strict=True)):
-            frame = self._segment_frame + i
-            if self._guard.runaway(
-                code,
-                peak,
+        if self._guarded:
+            num_kept = self._guard.find_end(
+                codes[:, 0],
+                np.maximum.reduce(peaks, axis=1),
                 segment.text.expected_frames,
-                text_used_up=segment.text_used_up(frame),
-                idle=self._word_timer.frames_since_end(frame),
-            ):
-                return i + 1
-        return None
+                used_up_at=segment.used_up_at,
+                frames_since_end=self._word_timer.frames_since_end,
+            )
+            if num_kept is not None:
+                segment.cut(self._segment_frame + num_kept)
+                samples = samples[: num_kept * (len(samples) // len(codes))].copy()
+                codes, peaks = codes[:num_kept], peaks[:num_kept]
+        self._put_chunk(segment, codes, samples, peaks)
 
     def _put_chunk(
-        self, segment: Segment, codes: NDArray[np.int64], frames: NDArray[np.int16]
+        self,
+        segment: Segment,
+        codes: NDArray[np.int64],
+        samples: NDArray[np.int16],
+        peaks: NDArray[np.uint16],
     ) -> None:
         """Puts a chunk, with the words that begin in it, into the queue or holds it back."""
-        # Copies, so that a chunk that the reader keeps does not keep the whole batch.
-        pcm, words = frames.flatten(), self._find_words(segment, frames)
+        words = self._find_words(segment, peaks)
         if self._scaler is not None:
-            pcm, words = self._scaler.scale(pcm, words)
-        self._put(self._make_chunk(pcm, codes.copy(), words))
+            samples, words = self._scaler.scale(samples, words)
+        # A copy, so that a chunk that the reader keeps does not keep later codes.
+        self._put(self._make_chunk(samples, codes.copy(), words))
         self._segment_frame += len(codes)
 
-    def _find_words(self, segment: Segment, frames: NDArray[np.int16]) -> list[Word]:
-        """Returns the words that begin in `frames`, timed from the start of the segment."""
+    def _find_words(self, segment: Segment, peaks: NDArray[np.uint16]) -> list[Word]:
+        """Returns the words that begin in the next frames, timed from the segment's start."""
         self.read_text(segment.text)
         last = segment.outcome == "eos" and not len(segment.pending)
-        return self._word_timer.add_audio(frames, last=last)
+        return self._word_timer.add_audio(peaks, last=last)
 
     def _make_chunk(
         self, pcm: NDArray[np.int16], codes: NDArray[np.int64], words: Sequence[Word] = ()
@@ -180,7 +180,8 @@ class Delivery:
         if (
             segment.outcome == "eos" and self._word_timer.num_pending
         ):  # no frame followed the last words
-            self._put_chunk(segment, self._no_codes, np.zeros((0, 1), np.int16))
+            no_samples, no_peaks = np.zeros(0, np.int16), np.zeros((0, 1), np.uint16)
+            self._put_chunk(segment, self._no_codes, no_samples, no_peaks)
         self._current_timer = None
         if segment.outcome == "guard" and self._deferred_chunks:
             self.num_frames -= sum(len(chunk.codes) for chunk in self._deferred_chunks)

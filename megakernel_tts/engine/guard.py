@@ -7,6 +7,10 @@ repetition, or after the last word.
 """
 
 from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 _MAX_LENGTH = 4.0  # times the ordinary length: slow, emotional speech stays below
 _GRACE_FRAMES = 60  # added to the limit, for pauses and breaths in short texts
@@ -25,48 +29,63 @@ class Guard:
         self._num_frames = 0
         self._num_counted = 0.0  # frames; a quiet one counts half, since a runaway has few pauses
         self._num_quiet = 0
+        self._recent_codes: list[int] = []  # that `_num_repeats` does not include
         self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)  # the last one first
         self._num_repeats: list[int] = []  # of each code of `_codes`, by a loop from there to now
 
-    def runaway(
+    def find_end(
         self,
-        code: int,
-        peak: int,
+        codes: NDArray[np.int64],
+        peaks: NDArray[np.uint16],
         expected_frames: float,
         *,
-        text_used_up: bool,
-        idle: int = 0,
-    ) -> bool:
-        """Adds the next frame.
+        used_up_at: int | None,
+        frames_since_end: Callable[[int], int] = lambda frame: 0,
+    ) -> int | None:
+        """Adds the next frames.
 
         Args:
-            code: Code 0 of the frame.
-            peak: Largest magnitude of the frame's 16-bit samples.
+            codes: [frames], code 0 of each.
+            peaks: [frames], the largest magnitude of each frame's 16-bit samples.
             expected_frames: Ordinary length of the text so far.
-            text_used_up: Whether the talker had been fed the whole text before the frame.
-            idle: Frames since the attention reached the end of the text; 0 if that is unknown.
+            used_up_at: The frame of the segment before which the talker had been fed the whole
+                text; None if more text follows.
+            frames_since_end: Frames from the time at which the attention reached the end of the
+                text to a frame of the segment; 0 if that is unknown.
 
         Returns:
-            Whether to end the speech with this frame.
+            How many of the frames to keep if the speech ends with the last one of them; None if it
+            continues.
         """
-        self._num_frames += 1
-        quiet = peak < _QUIET_PEAK
-        self._num_counted += 0.5 if quiet else 1.0
-        if not text_used_up:
-            return False
-        self._num_repeats = [
-            num_repeats + 1 if earlier == code else 0
-            for num_repeats, earlier in zip(self._num_repeats, self._codes, strict=True)
-        ]
-        if len(self._num_repeats) < _MAX_LOOP_FRAMES:
-            self._num_repeats.append(0)  # a loop as long as all codes so far
-        self._codes.appendleft(code)
-        self._num_quiet = self._num_quiet + 1 if quiet else 0
-        overdue = self._num_frames > _OVERDUE_LENGTH * expected_frames
-        lost = (
-            self._num_quiet >= _QUIET_FRAMES
-            or max(self._num_repeats) >= _REPEATED_FRAMES
-            or idle >= _IDLE_FRAMES
-        )
-        limit = _GRACE_FRAMES + _MAX_LENGTH * expected_frames
-        return (overdue and lost) or self._num_counted >= limit
+        overdue_after = _OVERDUE_LENGTH * expected_frames
+        frames = zip(codes.tolist(), (peaks < _QUIET_PEAK).tolist(), strict=True)
+        for i, (code, is_quiet) in enumerate(frames):
+            frame = self._num_frames
+            self._num_frames += 1
+            self._num_counted += 0.5 if is_quiet else 1.0
+            if used_up_at is None or frame < used_up_at:
+                continue
+            self._num_quiet = self._num_quiet + 1 if is_quiet else 0
+            self._recent_codes.append(code)
+            # Speech that is as long as the limit is overdue.
+            if self._num_frames > overdue_after and (
+                self._num_counted >= _GRACE_FRAMES + _MAX_LENGTH * expected_frames
+                or self._num_quiet >= _QUIET_FRAMES
+                or frames_since_end(frame) >= _IDLE_FRAMES
+                or self._count_repeats() >= _REPEATED_FRAMES
+            ):
+                return i + 1
+        return None
+
+    def _count_repeats(self) -> int:
+        """Frames of the longest loop that ends now."""
+        for code in self._recent_codes:
+            self._num_repeats = [
+                num_repeats + 1 if earlier == code else 0
+                for num_repeats, earlier in zip(self._num_repeats, self._codes, strict=True)
+            ]
+            if len(self._num_repeats) < _MAX_LOOP_FRAMES:
+                self._num_repeats.append(0)  # a loop as long as all codes so far
+            self._codes.appendleft(code)
+        self._recent_codes.clear()
+        return max(self._num_repeats)

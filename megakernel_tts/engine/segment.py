@@ -80,9 +80,10 @@ class Segment:
         limit = self.max_frames if self.text_complete else min(self.max_frames, self.num_fed + 1)
         return limit - self.num_frames
 
-    def text_used_up(self, frame: int) -> bool:
-        """Returns whether the talker had been fed the whole text before a frame."""
-        return self.text_complete and frame >= self.num_fed
+    @property
+    def used_up_at(self) -> int | None:
+        """The frame before which the talker had been fed the whole text; None if more follows."""
+        return self.num_fed if self.text_complete else None
 
     def add_text(self, num_tokens: int, num_vectors: int, *, text_complete: bool) -> None:
         """Records text that was fed to the backend.

@@ -106,7 +106,6 @@ class Stream:
         )
         num_lookahead = request.alignment.lookahead if request.alignment else 0
         self.chunking = Chunking(request.chunks, num_lookahead, request.speed)
-        self._sample_rate = sample_rate
         self._resumed = False  # text was missing since the last step
 
     # --- state, read by the scheduler and the decode pipeline ---
@@ -307,9 +306,7 @@ class Stream:
 
     def _make_word_timer(self, first_token_position: int) -> WordTimer:
         transcript = Transcript(self.text_queue.token_bytes)
-        return make_word_timer(
-            self.request.alignment, transcript, self._sample_rate, first_token_position
-        )
+        return make_word_timer(self.request.alignment, transcript, first_token_position)
 
     def add_frames(self, frames: Frames, now_s: float) -> None:
         """Adds frames from a step that ended at `now_s` seconds."""

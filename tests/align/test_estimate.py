@@ -11,6 +11,7 @@ from megakernel_tts.align.words import Transcript, Word
 from tests.align.texts import GrowingVocabulary
 
 SAMPLE_RATE = 24_000
+INTERVAL_SAMPLES = 480
 
 
 class EstimatedSpeech:
@@ -19,7 +20,8 @@ class EstimatedSpeech:
     def __init__(self) -> None:
         self._vocabulary = GrowingVocabulary()
         self._ids: list[int] = []
-        self._times = EstimatedWordTimer(Transcript(self._vocabulary.token_bytes), SAMPLE_RATE)
+        self._times = EstimatedWordTimer(Transcript(self._vocabulary.token_bytes))
+        self._samples = np.zeros(0, np.int16)  # of an incomplete interval
 
     def write(self, text: str, *, queue_all: bool = False) -> None:
         self._ids += self._vocabulary.ids(*text)
@@ -28,10 +30,14 @@ class EstimatedSpeech:
             self._times._queue_words()
 
     def speak(self, pcm: NDArray[np.int16]) -> list[Word]:
-        return self._times.add_audio(pcm[None], last=False)
+        pcm = np.concatenate([self._samples, pcm])
+        num_samples = len(pcm) // INTERVAL_SAMPLES * INTERVAL_SAMPLES
+        intervals, self._samples = np.split(pcm, [num_samples])
+        peaks = np.abs(intervals.reshape(-1, INTERVAL_SAMPLES)).max(axis=1, keepdims=True)
+        return self._times.add_audio(peaks.astype(np.uint16), last=False)
 
     def end(self) -> list[Word]:
-        return self._times.add_audio(np.zeros((0, 1), np.int16), last=True)
+        return self._times.add_audio(np.zeros((0, 1), np.uint16), last=True)
 
     @property
     def num_pending(self) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from megakernel_tts.align.word_times import AlignedWordTimer, with_ends
 from megakernel_tts.align.words import Word
+from megakernel_tts.audio import interval_peaks
 from tests.align.synthetic_attention import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
 from tests.align.texts import transcript
 
@@ -24,19 +25,19 @@ def follow(
 ) -> list[tuple[str, float]]:
     """The words and starts of a segment whose chunks end at `ends`."""
     text = transcript(*tokens)
-    timer = AlignedWordTimer(text, SAMPLE_RATE, 3, 1e-4)
+    timer = AlignedWordTimer(text, 3, 1e-4)
     scores = attending(attended, len(tokens))
     shown = np.pad(
         scores, ((0, 0), (0, 0), (3, 2)), constant_values=9.0
     )  # positions of the prompt and after the text
-    samples = loud_frames(audible or [True] * len(attended))
+    peaks = interval_peaks(loud_frames(audible or [True] * len(attended)))
     words: list[Word] = []
     made = start = 0
     for stop in [*ends, len(attended)]:
         num_scored = min(stop + lookahead, len(attended))
         if num_scored > made:
             timer.add_scores(shown[made:num_scored])
-        words += timer.add_audio(samples[start:stop], last=stop == len(attended))
+        words += timer.add_audio(peaks[start:stop], last=stop == len(attended))
         assert timer.num_pending == len(text) - len(words)
         start, made = stop, max(made, num_scored)
     assert all(word.end is None and not word.estimated for word in words)
@@ -86,15 +87,16 @@ def test_words_are_returned_once_in_order_and_with_their_audio(
     attended: list[int], ends: set[int], audible: list[bool], lookahead: int
 ) -> None:
     chunk_ends = sorted(cut for cut in ends if cut < len(attended))
-    timer = AlignedWordTimer(transcript(*TOKENS), SAMPLE_RATE, 0, 1e-4)
-    scores, samples = attending(attended, len(TOKENS)), loud_frames(audible[: len(attended)])
+    timer = AlignedWordTimer(transcript(*TOKENS), 0, 1e-4)
+    scores = attending(attended, len(TOKENS))
+    peaks = interval_peaks(loud_frames(audible[: len(attended)]))
     returned: list[Word] = []
     made = start = 0
     for stop in [*chunk_ends, len(attended)]:
         num_scored = min(stop + lookahead, len(attended))
         if num_scored > made:
             timer.add_scores(scores[made:num_scored])
-        new = timer.add_audio(samples[start:stop], last=stop == len(attended))
+        new = timer.add_audio(peaks[start:stop], last=stop == len(attended))
         first, last = (
             start * SAMPLES_PER_FRAME / SAMPLE_RATE,
             stop * SAMPLES_PER_FRAME / SAMPLE_RATE,
@@ -106,36 +108,36 @@ def test_words_are_returned_once_in_order_and_with_their_audio(
 
 
 def test_word_does_not_begin_before_its_key_exists() -> None:
-    timer = AlignedWordTimer(transcript("a", " b", " c"), SAMPLE_RATE, 0, 1e-4)
+    timer = AlignedWordTimer(transcript("a", " b", " c"), 0, 1e-4)
     scores = attending([0, 0, 1, 1], 3)
     scores[:, :, 1:] = np.nan  # the second token's key exists from the fourth frame on
     scores[3, :, 1] = 6.0
     timer.add_scores(scores)
-    found = timer.add_audio(loud_frames([True] * 4), last=False)
+    found = timer.add_audio(interval_peaks(loud_frames([True] * 4)), last=False)
     assert [(word.text, word.start) for word in found] == [("a", 0.0), ("b", 0.24)]
 
 
 def test_text_may_have_more_tokens_than_the_slot_has_positions() -> None:
-    timer = AlignedWordTimer(transcript("a", " b", " c"), SAMPLE_RATE, 0, 1e-4)
+    timer = AlignedWordTimer(transcript("a", " b", " c"), 0, 1e-4)
     timer.add_scores(attending([0, 1, 1], 2))
-    assert len(timer.add_audio(loud_frames([True] * 3), last=False)) == 2
+    assert len(timer.add_audio(interval_peaks(loud_frames([True] * 3)), last=False)) == 2
 
 
 def test_word_is_returned_when_its_text_is_complete() -> None:
     text = transcript("One", ",", " two")
     text._num_complete = 0
-    timer = AlignedWordTimer(text, SAMPLE_RATE, 0, 1e-4)
+    timer = AlignedWordTimer(text, 0, 1e-4)
     timer.add_scores(attending([0, 0, 2, 2], 3))
-    assert timer.add_audio(loud_frames([True] * 4), last=False) == []
+    assert timer.add_audio(interval_peaks(loud_frames([True] * 4)), last=False) == []
     assert timer.num_pending == 2
     text._num_complete = 2
-    found = timer.add_audio(loud_frames([]), last=False)
+    found = timer.add_audio(interval_peaks(loud_frames([])), last=False)
     assert [(word.text, word.start) for word in found] == [("One,", 0.0), ("two", 0.16)]
 
 
 @pytest.mark.parametrize("tokens", [("a", " b"), ("a", " b", ".")])
 def test_frames_since_end_count_from_the_last_audible_unit(tokens: tuple[str, ...]) -> None:
-    timer, count = AlignedWordTimer(transcript(*tokens), SAMPLE_RATE, 0, 1e-4), len(tokens)
+    timer, count = AlignedWordTimer(transcript(*tokens), 0, 1e-4), len(tokens)
     timer.add_scores(attending([0, 0], count))
     assert timer.frames_since_end(50) == 0
     timer.add_scores(attending([1, 1], count, first=False))

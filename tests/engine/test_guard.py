@@ -1,5 +1,6 @@
 import itertools
 import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,16 +42,37 @@ def peak(pcm: np.ndarray) -> int:
     return int(np.abs(pcm.astype(np.int32)).max())
 
 
+def find_end(
+    codes: Sequence[int],
+    peaks: Sequence[int],
+    expected: float,
+    *,
+    used_up_at: int | None = 0,
+    frames_since_end: Callable[[int], int] = lambda frame: 0,
+    chunks: Iterable[int] = itertools.repeat(1),
+) -> int | None:
+    """The frame at which the guard ends the speech, which comes in chunks of so many frames."""
+    guard, first = Guard(), 0
+    for count in chunks:
+        found = guard.find_end(
+            np.array(codes[first : first + count], np.int64),
+            np.array(peaks[first : first + count], np.uint16),
+            expected,
+            used_up_at=used_up_at,
+            frames_since_end=frames_since_end,
+        )
+        if found is not None:
+            return first + found - 1
+        first += count
+        if first >= len(codes):
+            break
+    return None
+
+
 def run(text: str, codes: list[int], loud: list[bool], *, used_up_at: int = 0) -> int | None:
     """The frame at which the guard ends the speech."""
-    guard, expected = Guard(), ordinary_frames(text)
-    rng = np.random.RandomState(0)
-    for i, (code, sounds) in enumerate(zip(codes, loud, strict=True)):
-        level = 3000 if sounds else 20
-        pcm = rng.randint(-level, level, FRAME).astype(np.int16)
-        if guard.runaway(code, peak(pcm), expected, text_used_up=i >= used_up_at):
-            return i
-    return None
+    peaks = [2990 if sounds else 19 for sounds in loud]
+    return find_end(codes, peaks, ordinary_frames(text), used_up_at=used_up_at)
 
 
 def noise(count: int, seed: int = 0) -> list[int]:
@@ -140,11 +162,10 @@ def test_speech_of_the_demo_voice_is_not_cut() -> None:
         for seed, text in enumerate(SENTENCES):
             speech = tts.say(text, sampling=replace(tts.sampling, seed=seed))
             assert speech.finish == "eos"
-            guard, expected = Guard(), ordinary_frames(text)
             frames = np.split(speech.pcm, len(speech.codes))
-            for code, pcm in zip(speech.codes[:, 0], frames, strict=True):
-                for _ in range(3):
-                    assert not guard.runaway(int(code), peak(pcm), expected, text_used_up=True)
+            codes = np.repeat(speech.codes[:, 0], 3).tolist()
+            peaks = np.repeat([peak(pcm) for pcm in frames], 3).tolist()
+            assert find_end(codes, peaks, ordinary_frames(text)) is None
 
 
 @pytest.mark.parametrize(("idle", "cut"), [(True, True), (False, False)])
@@ -152,21 +173,44 @@ def test_overdue_speech_behind_its_last_word_is_cut(idle: bool, cut: bool) -> No
     """It is loud and repeats nothing; only the attention is at the end of the text."""
     text = "Hello there, how are you today?"
     expected = ordinary_frames(text)
-    guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
     most = int(3.5 * expected)
-    frames = [
-        i
-        for i, code in enumerate(noise(most))
-        if guard.runaway(code, peak(pcm), expected, text_used_up=True, idle=i if idle else 0)
-    ]
-    assert bool(frames) == cut
-    assert not cut or frames[0] >= max(50, int(2 * expected))
+    found = find_end(
+        noise(most),
+        [3000] * most,
+        expected,
+        frames_since_end=lambda frame: frame if idle else 0,
+    )
+    assert found == (max(50, int(2 * expected)) if cut else None)
 
 
 def test_speech_behind_its_last_word_is_not_cut_before_it_is_overdue() -> None:
-    guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
-    expected = 100.0
-    codes = noise(int(2 * expected))
-    assert not any(
-        guard.runaway(c, peak(pcm), expected, text_used_up=True, idle=999) for c in codes
-    )
+    codes = noise(200)
+    assert find_end(codes, [3000] * 200, 100.0, frames_since_end=lambda frame: 999) is None
+    codes = noise(202)
+    assert find_end(codes, [3000] * 202, 100.0, frames_since_end=lambda frame: 999) == 200
+
+
+@given(st.data())
+def test_the_sizes_of_chunks_do_not_change_the_end(data: st.DataObject) -> None:
+    """Codes that repeat, and quiet stretches."""
+    draw, stretch = data.draw, st.integers(1, 60)
+    loops = draw(st.lists(st.tuples(st.integers(1, 13), stretch, st.booleans()), min_size=1))
+    codes = [i % period for period, count, _ in loops for i in range(count)]
+    peaks = [3000 if sounds else 20 for _, count, sounds in loops for _ in range(count)]
+    used_up_at = draw(st.none() | st.integers(0, 80))
+    expected = draw(st.floats(0, 60))
+    chunks = draw(st.lists(st.integers(1, 9), min_size=len(codes), max_size=len(codes)))
+    idle_from = draw(st.integers(0, 200))
+
+    def end(chunks: Iterable[int]) -> int | None:
+        return find_end(
+            codes,
+            peaks,
+            expected,
+            used_up_at=used_up_at,
+            frames_since_end=lambda frame: max(0, frame - idle_from),
+            chunks=chunks,
+        )
+
+    assert end(chunks) == end(itertools.repeat(1))
+    assert used_up_at is not None or end(chunks) is None

@@ -13,9 +13,9 @@ def test_text_is_used_up_only_once_its_end_was_fed() -> None:
         text_complete=False,
         last_step_s=0.0,
     )
-    assert [segment.text_used_up(frame) for frame in range(5)] == [False] * 5
+    assert segment.used_up_at is None
     segment.add_text(0, 0, text_complete=True)
-    assert [segment.text_used_up(frame) for frame in range(5)] == [False, False, True, True, True]
+    assert segment.used_up_at == 2
 
 
 def test_a_cut_drops_the_frames_behind_it() -> None:
