@@ -1,7 +1,7 @@
 """Time and processor use of four ways to wait for a launch.
 
-`event` sleeps until a CUDA event wakes the thread, as the backend does for the last frame of more
-than eight streams. `spin` waits for the event without sleeping. `poll` asks for it every 0.1 ms.
+`event` sleeps until a CUDA event wakes the thread. `spin` waits for the event without sleeping.
+`poll` asks for it every 0.1 ms, as the backend does for the last frame of more than eight streams.
 `engine` is the backend's own wait for few streams: it sleeps in short intervals until the last
 frame, then spins. The model has random weights of the 0.6B size and one stream. A figure covers the
 launch and the wait for it.
@@ -12,6 +12,7 @@ python -m bench.wait --json bench/results/wait.json
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -20,13 +21,13 @@ import torch
 from bench.frames import check_num_frames
 from bench.report import write
 from bench.step import KernelTimer, random_model
+from megakernel_common.devices import wait_for_event
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 
 _FRAME_COUNTS = (1, 2, 8)
 _REPEATS = 200
-_POLL_INTERVAL_S = 5e-5  # Linux adds 50 us to each sleep
 
 
 def _sleep_on_event(kernel: Megakernel, num_frames: int) -> None:
@@ -35,23 +36,16 @@ def _sleep_on_event(kernel: Megakernel, num_frames: int) -> None:
     event.synchronize()
 
 
-def _spin(kernel: Megakernel, num_frames: int) -> None:
+def _wait_for_event(kernel: Megakernel, num_frames: int, *, spinning: bool) -> None:
     event = torch.cuda.Event()
     event.record()
-    event.synchronize()
-
-
-def _poll(kernel: Megakernel, num_frames: int) -> None:
-    event = torch.cuda.Event()
-    event.record()
-    while not event.query():
-        time.sleep(_POLL_INTERVAL_S)
+    wait_for_event(event, spinning=spinning)
 
 
 _WAYS: dict[str, Callable[[Megakernel, int], None]] = {
     "event": _sleep_on_event,
-    "spin": _spin,
-    "poll": _poll,
+    "spin": partial(_wait_for_event, spinning=True),
+    "poll": partial(_wait_for_event, spinning=False),
     "engine": Megakernel._wait,
     "event_again": _sleep_on_event,
 }

@@ -1,6 +1,10 @@
 """Chooses the device of a model, and waits for its work."""
 
+import time
+
 import torch
+
+_POLL_INTERVAL_S = 5e-5  # Linux adds 50 us to each sleep
 
 
 def pick_device(device: str) -> torch.device:
@@ -24,37 +28,16 @@ def pick_device(device: str) -> torch.device:
     return chosen
 
 
-class CompletionEvent:
-    """The end of a GPU's work, for which the host spins or sleeps.
+def wait_for_event(event: torch.cuda.Event, *, spinning: bool) -> None:
+    """Waits until a GPU has passed an event; other threads may run Python meanwhile.
 
-    A thread that spins uses a core. One that sleeps hardly uses any, and wakes up 0.1 to 0.3 ms
-    late (bench/wait.py). Other threads may run Python in both cases.
+    Args:
+        event: Was recorded.
+        spinning: Whether the thread uses a core and returns at once. Otherwise it polls, which
+            takes about a tenth of a core and is up to 0.1 ms late. (A thread that sleeps on a CUDA
+            event is 0.1 to 0.3 ms late: bench/wait.py.)
     """
-
-    def __init__(self) -> None:
-        """Both kinds of CUDA event exist, since the kind of one cannot be changed."""
-        self._spinning = torch.cuda.Event()
-        self._sleeping = torch.cuda.Event(blocking=True)
-        self._recorded = self._spinning
-
-    def record(self, stream: torch.cuda.Stream, *, sleeping: bool) -> None:
-        """Marks the end of the work launched so far.
-
-        Args:
-            stream: On which it was launched.
-            sleeping: Whether the host will sleep until then.
-        """
-        self._recorded = self._sleeping if sleeping else self._spinning
-        self._recorded.record(stream)
-
-    def query(self) -> bool:
-        """Whether the work is done."""
-        return self._recorded.query()
-
-    def synchronize(self) -> None:
-        """Waits until the work is done."""
-        self._recorded.synchronize()
-
-    def delay(self, stream: torch.cuda.Stream) -> None:
-        """Orders later work of a stream after the work."""
-        stream.wait_event(self._recorded)
+    if not spinning:
+        while not event.query():
+            time.sleep(_POLL_INTERVAL_S)
+    event.synchronize()

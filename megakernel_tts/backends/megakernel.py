@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_common.devices import CompletionEvent
+from megakernel_common.devices import wait_for_event
 from megakernel_common.inference import in_inference_mode
 from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
 from megakernel_tts.backends.kernel_slot import KernelSlot, new_stream
@@ -120,7 +120,7 @@ class Megakernel:
         self._prompt_uploads = PromptUploads(self._device, hidden_size, info.small_prefill_columns)
         self._text_uploads = TextUploads(self._buffers.text, self._buffers.upload)
         self._capture = ScoreCapture(self._buffers.scores)
-        self._done = CompletionEvent() if self._device.type == "cuda" else None
+        self._done = torch.cuda.Event() if self._device.type == "cuda" else None
         self._prefixes = PrefixCache()
         self._state: dict[int, KernelSlot] = {}
 
@@ -352,8 +352,7 @@ class Megakernel:
         if self._capture.enabled:  # right behind the launch, before other work of the stream
             self._capture.start_copy(len(slots), num_frames)
         if self._done is not None:
-            is_wide = len(slots) > self._narrow_streams
-            self._done.record(torch.cuda.current_stream(self._device), sleeping=is_wide)
+            self._done.record(torch.cuda.current_stream(self._device))
         return num_frames
 
     def _report_pending(
@@ -369,8 +368,8 @@ class Megakernel:
     def _wait(self, num_frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
         """Waits for the launch; calls `on_last_frame` while the last frame is generated.
 
-        The host polls while more than a frame is left. For the last one of few streams it spins:
-        their frames are short, and so is the time to their first audio. With more it sleeps.
+        The host polls while more than a frame is left. It spins for the last one, if that is of few
+        streams: their frames are short, and so is the time to their first audio.
         """
         if self._done is None:
             on_last_frame()
@@ -379,7 +378,8 @@ class Megakernel:
             time.sleep(_POLL_INTERVAL_S)
         if not self._done.query():
             on_last_frame()
-        self._done.synchronize()
+        is_narrow = self._buffers.params.num_streams <= self._narrow_streams
+        wait_for_event(self._done, spinning=is_narrow)
 
     def _collect(self, num_streams: int, num_frames: int) -> list[NDArray[np.int64]]:
         """Each stream's frames [published, 1 + code groups]: the end reason, the codes."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_common.devices import CompletionEvent
+from megakernel_common.devices import wait_for_event
 from megakernel_common.inference import in_inference_mode
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
@@ -278,8 +278,7 @@ class CudaDecoder:
     def _launch(self, num_frames: int) -> None:
         self._clear_new_slots()
         if self._cuda_stream is not None:
-            graph, _ = self.graphs(num_frames)
-            self._cuda_stream.decode(graph, sleeping=num_frames > _SPIN_FRAMES)
+            self._cuda_stream.decode(self.graphs(num_frames)[0])
         else:
             self._kernels.decode(num_frames)
 
@@ -322,9 +321,9 @@ class CudaDecoder:
 
     def _collect(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> Samples:
         """Waits for the decoder and copies the samples of requests with frames to keep."""
-        if self._cuda_stream is not None:
-            self._cuda_stream.decoded.synchronize()
         num_frames = sum(request.num_frames for request in requests)
+        if self._cuda_stream is not None:
+            wait_for_event(self._cuda_stream.decoded, spinning=num_frames <= _SPIN_FRAMES)
         all_finite = not self._non_finite[:num_frames].any()
         samples: Samples = []
         first = 0
@@ -344,7 +343,7 @@ class _CodecCudaStream:
     def __init__(self, device: torch.device) -> None:
         self._cuda_stream = torch.cuda.Stream(device)
         self._codes_written = torch.cuda.Event()
-        self.decoded = CompletionEvent()
+        self.decoded = torch.cuda.Event()
         self.state_updated = torch.cuda.Event()
 
     def use(self) -> AbstractContextManager[None]:
@@ -373,12 +372,12 @@ class _CodecCudaStream:
         self._codes_written.record(torch.cuda.current_stream(self._cuda_stream.device))
         self._cuda_stream.wait_event(self._codes_written)
 
-    def decode(self, graph: torch.cuda.CUDAGraph, *, sleeping: bool) -> None:
-        """Starts the decoder; torch's current stream waits for it, and so may the host."""
+    def decode(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Starts the decoder; torch's current stream waits for it."""
         with torch.cuda.stream(self._cuda_stream):
             graph.replay()
-            self.decoded.record(self._cuda_stream, sleeping=sleeping)
-        self.decoded.delay(torch.cuda.current_stream(self._cuda_stream.device))
+            self.decoded.record(self._cuda_stream)
+        torch.cuda.current_stream(self._cuda_stream.device).wait_event(self.decoded)
 
     def update_state(self, graph: torch.cuda.CUDAGraph) -> None:
         """Starts the update of the state; torch's current stream does not wait for it."""

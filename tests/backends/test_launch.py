@@ -165,22 +165,24 @@ class _VirtualEvent:
     def query(self) -> bool:
         return self._num_frames >= self._over_after
 
-    def record(self, stream: object, *, sleeping: bool) -> None:
-        self.calls.append(f"record, {sleeping=}")
-
     def synchronize(self) -> None:
-        self.calls.append("synchronize")
+        self.calls.append("over" if self.query() else "spin")
 
 
 @pytest.mark.parametrize(
     ("frames", "over_after", "sleeps"), [(1, 1, 0), (2, 2, 1), (8, 8, 7), (8, 3, 3)]
 )
-def test_the_host_polls_until_the_last_frame_and_then_waits_for_its_end(
+@pytest.mark.parametrize(
+    ("num_streams", "end"), [(MAX_STREAMS, ["spin"]), (MAX_STREAMS + 1, ["sleep", "over"])]
+)
+def test_the_host_polls_until_the_last_frame_and_spins_for_its_end_if_streams_are_few(
     comparison: MakeComparison,
     monkeypatch: pytest.MonkeyPatch,
     frames: int,
     over_after: int,
     sleeps: int,
+    num_streams: int,
+    end: list[str],
 ) -> None:
     """Any stream may publish the frame; a launch that ends early ends the wait."""
     kernel = comparison("0b6").kernel
@@ -188,27 +190,10 @@ def test_the_host_polls_until_the_last_frame_and_then_waits_for_its_end(
     monkeypatch.setattr(time, "sleep", event.sleep)
     monkeypatch.setattr(kernel, "_done", event)
     kernel._buffers.num_published[:] = 0
+    kernel._buffers.params.num_streams = num_streams
     kernel._wait(frames, lambda: event.calls.append("last frame"))
-    last = ["last frame"] if over_after == frames else []
-    assert event.calls == ["sleep"] * sleeps + [*last, "synchronize"]
-
-
-@pytest.mark.parametrize(("num_streams", "sleeping"), [(1, False), (2, True)])
-def test_the_host_sleeps_for_the_frames_of_many_streams(
-    comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch, num_streams: int, sleeping: bool
-) -> None:
-    """Those of few streams, here one, are short, and so is the time to their first audio."""
-    b = comparison("0b6")
-    kernel, event = b.kernel, _VirtualEvent(b.kernel, 1)
-    for slot in range(num_streams):
-        b.begin(slot, slot)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(kernel, "_narrow_streams", 1)
-    monkeypatch.setattr(kernel, "_done", event)
-    for name in ("generate", "generate_wide"):
-        monkeypatch.setattr(kernel._kernels, name, lambda *arguments: event.calls.append("launch"))
-    kernel._launch(range(num_streams), 1)
-    assert event.calls == ["launch", f"record, {sleeping=}"]
+    last = ["last frame", *end] if over_after == frames else ["over"]
+    assert event.calls == ["sleep"] * sleeps + last
 
 
 def test_pending_codes_are_reported_for_a_single_launch_only(comparison: MakeComparison) -> None:

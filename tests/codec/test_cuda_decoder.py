@@ -395,16 +395,21 @@ def test_rounds_fill_the_capacity_in_order() -> None:
     assert slot_1[:, 0].tolist() == list(range(20))
 
 
-@pytest.mark.parametrize(("num_frames", "sleeping"), [(8, False), (9, True)])
+@pytest.mark.parametrize(("num_frames", "spinning"), [(8, True), (9, False)])
 def test_the_host_spins_for_a_call_of_few_frames(
-    decoder: CudaDecoder, monkeypatch: pytest.MonkeyPatch, num_frames: int, sleeping: bool
+    decoder: CudaDecoder, monkeypatch: pytest.MonkeyPatch, num_frames: int, spinning: bool
 ) -> None:
     """A call of more frames takes longer than a millisecond."""
-    started: list[tuple[object, bool]] = []
-    cuda_stream = SimpleNamespace(
-        decode=lambda graph, *, sleeping: started.append((graph, sleeping))
+    codes = some_codes(num_frames, 0).numpy()
+    requests = [
+        PendingDecodeRequest(slot, part, part[:0])
+        for slot, part in enumerate((codes[:4], codes[4:]))
+    ]
+    waits: list[tuple[object, bool]] = []
+    monkeypatch.setattr(
+        "megakernel_tts.codec.cuda_decoder.wait_for_event",
+        lambda event, *, spinning: waits.append((event, spinning)),
     )
-    monkeypatch.setattr(decoder, "graphs", lambda size: (f"graph of {size}", "update"))
-    monkeypatch.setattr(decoder, "_cuda_stream", cuda_stream)
-    decoder._launch(num_frames)
-    assert started == [(f"graph of {num_frames}", sleeping)]
+    monkeypatch.setattr(decoder, "_cuda_stream", SimpleNamespace(decoded="decoded"))
+    decoder._collect(requests, [request.num_frames for request in requests])
+    assert waits == [("decoded", spinning)]
