@@ -48,8 +48,9 @@ class FirstChunks:
         burst: New streams that come at each of these times.
         first_chunk_ms: From opening a new stream to its first chunk.
         active_frames_per_second: Frames of the streams that speak, all together.
-        longest_wait_ms: Longest time for which a live stream that speaks had no chunk when the
-            audio before it had been played; 0 for streams without pauses.
+        longest_wait_ms: Longest time without audio of a live stream that speaks, of which each
+            chunk is read when the one before has been played: delays of the event loop, which wakes
+            the reader, are part of it. 0 for streams without pauses.
     """
 
     active: int
@@ -88,20 +89,29 @@ class Speakers:
             max_frames = rng.randint(RANDOM_FRAMES // 2, RANDOM_FRAMES * 3 // 2)
             sampling = replace(self._sampling, seed=number, max_frames=max_frames)
             session = await self._tts.aopen(text=ARRIVALS_TEXT, sampling=sampling, chunks=chunks)
-            played_s: float | None = None  # time at which the chunks before have been played
+            played_s: float | None = None  # time at which the chunks so far have been played
             with session:  # closed at once when the task is cancelled
                 async for event in session:
-                    if played_s is not None:
-                        wait_s = time.perf_counter() - played_s
-                        self.longest_wait_s = max(self.longest_wait_s, wait_s)
                     if isinstance(event, AudioChunk):
                         started.set()
                         self.num_frames += len(event.codes)
                         if self._pace == "live":
-                            await asyncio.sleep(len(event.codes) * FRAME_S)
-                            played_s = time.perf_counter()
+                            played_s = self._play(event, played_s)
+                            await asyncio.sleep(played_s - time.perf_counter())
                     elif event.error is not None:
                         raise event.error
+
+    def _play(self, chunk: AudioChunk, played_s: float | None) -> float:
+        """Plays a chunk that has come now, behind those that have been played at `played_s`.
+
+        Returns:
+            The time at which it has been played.
+        """
+        now_s = time.perf_counter()
+        begin_s = now_s if played_s is None else max(now_s, played_s)
+        if played_s is not None:
+            self.longest_wait_s = max(self.longest_wait_s, begin_s - played_s)
+        return begin_s + len(chunk.codes) * FRAME_S
 
 
 async def measure(

@@ -306,13 +306,11 @@ def _profiled_engine(lines: int) -> Iterator[None]:
 
 
 def _load(options: argparse.Namespace) -> TTS:
-    """The engine that is measured: on a GPU after its warm-up, or simulated."""
+    """The engine that is measured, on a GPU or simulated."""
     if not options.model:
         return host_tts(HostTimes(), options.streams)
     print("weights, kernels and warm-up", flush=True)
-    tts = random_tts(options.model, options.streams)
-    tts.warmup()
-    return tts
+    return random_tts(options.model, options.streams)
 
 
 def main() -> None:
@@ -334,6 +332,8 @@ def main() -> None:
             measure(tts, options.streams, 2, options.requests)
         return
     with _load(options) as tts:
+        if options.model:
+            tts.warmup()
         measure(tts, options.streams, 2, 1)
         figures = [measure(tts, options.streams, n, options.requests) for n in _CHUNKS]
         request = BenchmarkRequest(_TEXT, _SAMPLING)

@@ -80,7 +80,7 @@ class Times:
         return _interpolate(self.codec, num_frames)
 
 
-# The 0.6B on an H200: bench/results/step-h200.json and bench/results/codec-h200.json.
+# The 0.6B on an H200, an earlier version: step-h200.json and codec-h200.json at 143f0a5.
 H200_TIMES = Times(
     frame={1: 1.16, 2: 1.43, 4: 1.55, 8: 1.83, 16: 2.02, 32: 2.71, 64: 4.45},
     prompt={8: 0.48},

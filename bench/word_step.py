@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.report import write
+from megakernel_tts.align.intervals import FRAME_INTERVALS
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
-from megakernel_tts.audio import FRAME_INTERVALS
 
 _NUM_TOKENS = 256  # of a long segment; as many units, except for runs of punctuation
 _FRAME_S = 1.17e-3  # of the 0.6B model on an H200: bench/results/step-h200.json

@@ -24,8 +24,8 @@ from examples.train_voice.text import held_out
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.estimate import EstimatedWordTimer
+from megakernel_tts.align.intervals import interval_peaks
 from megakernel_tts.align.words import Transcript
-from megakernel_tts.audio import interval_peaks
 from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech, read_truth
 from megakernel_tts.loader import LoadedModel

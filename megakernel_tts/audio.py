@@ -23,8 +23,6 @@ _MIN_SOUND_SECONDS = 0.3  # of a reference recording that must not be silent
 _MAX_FLAT_SHARE = 2e-3  # of samples in flat runs at the peak; more is clipping
 
 AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
-INTERVAL_S = 0.02  # of the analysis of speech
-FRAME_INTERVALS = 4  # of a frame
 
 Recording = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.floating], int]
 
@@ -45,22 +43,6 @@ def audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
         Bools of the same shape.
     """
     return (pcm >= AUDIBLE) | (pcm <= -AUDIBLE)
-
-
-def interval_peaks(frames: NDArray[np.int16]) -> NDArray[np.uint16]:
-    """The largest magnitude of each interval of 20 ms.
-
-    Args:
-        frames: 16-bit samples [frames, samples], of which each frame has a multiple of
-            `FRAME_INTERVALS`.
-
-    Returns:
-        [frames, `FRAME_INTERVALS`], in 16-bit steps.
-    """
-    magnitudes = np.abs(frames).view(np.uint16)  # unsigned, since -32768 has none in int16
-    num_frames, num_samples = frames.shape
-    intervals = magnitudes.reshape(num_frames, FRAME_INTERVALS, num_samples // FRAME_INTERVALS)
-    return np.maximum.reduce(intervals, axis=2)
 
 
 class WavWriter:

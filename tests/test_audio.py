@@ -13,10 +13,8 @@ import soundfile
 from megakernel_tts import audio
 from megakernel_tts.audio import (
     AUDIBLE,
-    FRAME_INTERVALS,
     WavWriter,
     audible,
-    interval_peaks,
     pcm16,
     read_reference,
 )
@@ -39,17 +37,6 @@ def test_audible_compares_magnitude_with_threshold() -> None:
     pcm = np.array([levels, levels[::-1]], np.int16)
     assert audible(pcm)[0].tolist() == [abs(level) >= AUDIBLE for level in levels]
     np.testing.assert_array_equal(audible(pcm)[1], audible(pcm)[0][::-1])
-
-
-def test_the_peak_of_an_interval_is_its_largest_magnitude() -> None:
-    levels = [[-32768, -201, 200, 0], [32767, -1, 1, -32767]]
-    frames = np.zeros((2, FRAME_INTERVALS, 3), np.int16)
-    for position in range(3):
-        frames[:] = 0
-        frames[:, :, position] = levels
-        peaks = interval_peaks(frames.reshape(2, -1))
-        assert peaks.tolist() == np.abs(np.array(levels)).tolist()
-    assert interval_peaks(np.zeros((0, 12), np.int16)).shape == (0, FRAME_INTERVALS)
 
 
 def test_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_tts.align.intervals import INTERVAL_S
 from megakernel_tts.align.words import Transcript, Word, WrittenWord, split_words
-from megakernel_tts.audio import AUDIBLE, INTERVAL_S
+from megakernel_tts.audio import AUDIBLE
 from megakernel_tts.text.markup import Replacement
 
 # Seconds at an ordinary pace.
@@ -48,7 +49,7 @@ def _letters(word: str) -> float:
 class EstimatedWordTimer:
     """A `WordTimer` that estimates times from text and pauses. It ignores attention scores.
 
-    Words start at the begin of an interval of 20 ms.
+    Words start where an interval of 20 ms starts.
     """
 
     def __init__(self, transcript: Transcript) -> None:

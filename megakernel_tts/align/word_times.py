@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_tts.align.attention import unit_log_attention
+from megakernel_tts.align.intervals import INTERVAL_S
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.words import Transcript, Word
-from megakernel_tts.audio import AUDIBLE, INTERVAL_S, audible
+from megakernel_tts.audio import AUDIBLE, audible
 from megakernel_tts.text.markup import Replacement
 
 
@@ -38,7 +39,7 @@ class WordTimer(Protocol):
         """Adds the audio of the next frames.
 
         Args:
-            peaks: [frames, intervals], by `interval_peaks` of megakernel_tts/audio.py.
+            peaks: [frames, intervals], by `interval_peaks` of intervals.py.
             last: Whether the segment ends after these frames, with all of its text spoken.
 
         Returns:

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from megakernel_tts.align.alignment import MAX_HEADS, MAX_LOOKAHEAD
 from megakernel_tts.align.attention import unit_log_attention
+from megakernel_tts.align.intervals import interval_peaks
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
-from megakernel_tts.audio import interval_peaks
 
 FLOOR = 1e-4  # minimum attention; see `unit_log_attention`
 _MAX_DISAGREEMENT_S = 0.08  # mean distance of word starts between two heads that are used together

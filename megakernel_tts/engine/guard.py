@@ -29,7 +29,9 @@ class Guard:
         self._num_frames = 0
         self._num_counted = 0.0  # frames; a quiet one counts half, since a runaway has few pauses
         self._num_quiet = 0
-        self._recent_codes: list[int] = []  # that `_num_repeats` does not include
+        # Codes that are not yet counted in `_num_repeats`. Those of a loop of the limit suffice: a
+        # longer one that older codes begin has all of them.
+        self._recent_codes: deque[int] = deque(maxlen=_REPEATED_FRAMES + _MAX_LOOP_FRAMES)
         self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)  # the last one first
         self._num_repeats: list[int] = []  # of each code of `_codes`, by a loop from there to now
 
@@ -78,7 +80,7 @@ class Guard:
         return None
 
     def _count_repeats(self) -> int:
-        """Frames of the longest loop that ends now."""
+        """Frames of the longest loop that ends now; of one beyond the limit perhaps fewer."""
         for code in self._recent_codes:
             self._num_repeats = [
                 num_repeats + 1 if earlier == code else 0

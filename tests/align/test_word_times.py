@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megakernel_tts.align.intervals import interval_peaks
 from megakernel_tts.align.word_times import AlignedWordTimer, with_ends
 from megakernel_tts.align.words import Word
-from megakernel_tts.audio import interval_peaks
 from tests.align.synthetic_attention import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
 from tests.align.texts import transcript
 

@@ -190,11 +190,37 @@ def test_speech_behind_its_last_word_is_not_cut_before_it_is_overdue() -> None:
     assert find_end(codes, [3000] * 202, 100.0, frames_since_end=lambda frame: 999) == 200
 
 
+@pytest.mark.parametrize("period", [1, 12])
+def test_a_loop_of_the_limit_is_found_in_the_frame_that_is_overdue(period: int) -> None:
+    codes = [2048 + code for code in noise(30)] + [i % period for i in range(period + 40)]
+    expected = (len(codes) - 1) / 2
+    assert find_end(codes, [3000] * len(codes), expected) == len(codes) - 1
+
+
+def expected_end(
+    codes: list[int], peaks: list[int], expected: float, used_up_at: int | None, idle_from: int
+) -> int | None:
+    """The frame of the end by the rules, without state."""
+    for frame in range(len(codes)):
+        if used_up_at is None or frame < used_up_at or frame + 1 <= 2 * expected:
+            continue
+        said, loud = codes[used_up_at : frame + 1], [level >= 66 for level in peaks[: frame + 1]]
+        is_quiet = len(said) >= 50 and not any(loud[-50:])
+        loops = any(
+            len(said) >= 40 + period and said[-40:] == said[-40 - period : -period]
+            for period in range(1, 13)
+        )
+        counted = sum(1.0 if sounds else 0.5 for sounds in loud)
+        if is_quiet or loops or frame - idle_from >= 50 or counted >= 60 + 4 * expected:
+            return frame
+    return None
+
+
 @given(st.data())
-def test_the_sizes_of_chunks_do_not_change_the_end(data: st.DataObject) -> None:
+def test_speech_ends_by_the_rules_with_chunks_of_any_size(data: st.DataObject) -> None:
     """Codes that repeat, and quiet stretches."""
     draw, stretch = data.draw, st.integers(1, 60)
-    loops = draw(st.lists(st.tuples(st.integers(1, 13), stretch, st.booleans()), min_size=1))
+    loops = draw(st.lists(st.tuples(st.integers(1, 13), stretch, st.booleans()), min_size=3))
     codes = [i % period for period, count, _ in loops for i in range(count)]
     peaks = [3000 if sounds else 20 for _, count, sounds in loops for _ in range(count)]
     used_up_at = draw(st.none() | st.integers(0, 80))
@@ -212,5 +238,4 @@ def test_the_sizes_of_chunks_do_not_change_the_end(data: st.DataObject) -> None:
             chunks=chunks,
         )
 
-    assert end(chunks) == end(itertools.repeat(1))
-    assert used_up_at is not None or end(chunks) is None
+    assert end(chunks) == expected_end(codes, peaks, expected, used_up_at, idle_from)
