@@ -14,7 +14,6 @@ import asyncio
 import cProfile
 import logging
 import pstats
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -260,7 +259,7 @@ async def _read(tts: TTS, chunks: ChunkPolicy, num_requests: int) -> int:
 
 def measure(tts: TTS, streams: int, chunk: int, num_requests: int) -> HostFigures:
     """Measures CPU time while an event loop reads streams; each reader opens several in a row."""
-    engine_clock = time.pthread_getcpuclockid(_engine_thread().ident or 0)
+    engine_clock = time.pthread_getcpuclockid(tts._loaded.engine._thread.ident or 0)
     chunks = ChunkPolicy(chunk, chunk)
 
     async def run() -> int:
@@ -285,11 +284,6 @@ def measure(tts: TTS, streams: int, chunk: int, num_requests: int) -> HostFigure
         round(1e6 * engine_s / num_frames, 1),
         round(num_frames * 0.08 / wall_s, 1),
     )
-
-
-def _engine_thread() -> threading.Thread:
-    (thread,) = (t for t in threading.enumerate() if t.name == "megakernel-tts-engine")
-    return thread
 
 
 @contextmanager

@@ -96,7 +96,9 @@ class EstimatedWordTimer:
                 if self._num_silent:
                     self._end_pause()
                 if self._text_end < self._text_time + INTERVAL_S:
-                    self._follow_text()
+                    self._queue_words(self._text_time + INTERVAL_S)
+                    # Speech that is ahead of the text continues with the next text that arrives.
+                    self._text_time = min(self._text_time, self._text_end)
                 if self._pending and self._pending[0][1] <= self._text_time + INTERVAL_S / 2:
                     words += self._reached_words()
                 self._text_time += INTERVAL_S
@@ -123,12 +125,6 @@ class EstimatedWordTimer:
         if self._num_silent >= _PAUSE_INTERVALS:
             self._correct()
         self._num_silent = 0
-
-    def _follow_text(self) -> None:
-        """Queues the words that begin in an interval, which may be behind the text so far."""
-        self._queue_words(self._text_time + INTERVAL_S)
-        # Speech that is ahead of the text continues with the next text that arrives.
-        self._text_time = min(self._text_time, self._text_end)
 
     def _correct(self) -> None:
         """Sets the text time to the nearest clause start within the allowed distance."""
