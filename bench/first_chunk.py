@@ -25,6 +25,7 @@ from bench.report import write
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS, AudioChunk, ChunkPolicy, LivePolicy, Sampling
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
+from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.cli.console import positive_integer, positive_number
 from megakernel_tts.model.random_released import SIZES
 from megakernel_tts.session import FRAME_S
@@ -67,13 +68,13 @@ class Speakers:
 
     Attributes:
         num_frames: Frames that were read.
-        longest_wait_s: As in `FirstChunks`, in seconds.
+        playbacks: Of the live streams so far.
     """
 
     def __init__(self, tts: TTS, sampling: Sampling, pace: Pace) -> None:
         """Starts without a stream."""
         self.num_frames = 0
-        self.longest_wait_s = 0.0
+        self.playbacks: list[PlaybackGaps] = []
         self._tts, self._sampling = tts, sampling
         self._pace: Pace = pace
 
@@ -89,29 +90,19 @@ class Speakers:
             max_frames = rng.randint(RANDOM_FRAMES // 2, RANDOM_FRAMES * 3 // 2)
             sampling = replace(self._sampling, seed=number, max_frames=max_frames)
             session = await self._tts.aopen(text=ARRIVALS_TEXT, sampling=sampling, chunks=chunks)
-            played_s: float | None = None  # time at which the chunks so far have been played
+            playback = PlaybackGaps()
+            self.playbacks.append(playback)
             with session:  # closed at once when the task is cancelled
                 async for event in session:
                     if isinstance(event, AudioChunk):
                         started.set()
                         self.num_frames += len(event.codes)
                         if self._pace == "live":
-                            played_s = self._play(event, played_s)
+                            audio_s = len(event.codes) * FRAME_S
+                            played_s = playback.add(time.perf_counter(), audio_s)
                             await asyncio.sleep(played_s - time.perf_counter())
                     elif event.error is not None:
                         raise event.error
-
-    def _play(self, chunk: AudioChunk, played_s: float | None) -> float:
-        """Plays a chunk that has come now, behind those that have been played at `played_s`.
-
-        Returns:
-            The time at which it has been played.
-        """
-        now_s = time.perf_counter()
-        begin_s = now_s if played_s is None else max(now_s, played_s)
-        if played_s is not None:
-            self.longest_wait_s = max(self.longest_wait_s, begin_s - played_s)
-        return begin_s + len(chunk.codes) * FRAME_S
 
 
 async def measure(
@@ -138,7 +129,8 @@ async def measure(
         for event in started:
             await event.wait()
         begin_s, begin_frames = time.perf_counter(), speakers.num_frames
-        speakers.longest_wait_s = 0.0  # while the streams began together
+        for playback in speakers.playbacks:  # while the streams began together
+            playback.gaps_s.clear()
         first_s: list[float] = []
         for i in range(requests):
             await asyncio.sleep(rng.expovariate(1 / interval_s))
@@ -147,6 +139,7 @@ async def measure(
             first_s += await asyncio.gather(*new)
         seconds = time.perf_counter() - begin_s
         num_frames = speakers.num_frames - begin_frames
+        gaps_s = [gap_s for playback in speakers.playbacks for gap_s in playback.gaps_s]
         for task in tasks:
             task.cancel()
     return FirstChunks(
@@ -156,7 +149,7 @@ async def measure(
         burst,
         percentiles(first_s),
         round(num_frames / seconds, 1),
-        round(1e3 * speakers.longest_wait_s, 3),
+        round(1e3 * max(gaps_s, default=0.0), 3),
     )
 
 

@@ -13,9 +13,14 @@ class PlaybackGaps:
         self.gaps_s: list[float] = []
         self._played_until_s: float | None = None
 
-    def add(self, now_s: float, audio_s: float) -> None:
-        """Adds a chunk of `audio_s` seconds that came at `now_s` seconds."""
+    def add(self, now_s: float, audio_s: float) -> float:
+        """Adds a chunk of `audio_s` seconds that came at `now_s` seconds.
+
+        Returns:
+            The time at which it has been played, in seconds.
+        """
         played_until_s = now_s if self._played_until_s is None else self._played_until_s
         if now_s > played_until_s:
             self.gaps_s.append(now_s - played_until_s)
         self._played_until_s = max(now_s, played_until_s) + audio_s
+        return self._played_until_s

@@ -63,9 +63,8 @@ class SpeechCapture:
         codes = torch.from_numpy(speech.codes)
         samples = self._samples(codes)
         transcript = partial(self._transcript, ids)
-        sample_rate = self._loaded.engine.decoder.sample_rate
         return [
-            CapturedSpeech(scores.numpy(), samples, sample_rate, transcript, speech.starts)
+            CapturedSpeech(scores.numpy(), samples, transcript, speech.starts)
             for scores in (self._scores(prefix, ids, codes, layout) for layout in LAYOUTS)
         ]
 

@@ -29,14 +29,12 @@ class CapturedSpeech:
     Attributes:
         scores: [frames, layers, heads, tokens]; see `Frames.scores`.
         samples: [frames, samples per frame].
-        sample_rate: In Hz.
         transcript: Creates the transcript of the text.
         starts: The start of each word in seconds; None without ground truth.
     """
 
     scores: NDArray[np.float32]
     samples: NDArray[np.int16]
-    sample_rate: int
     transcript: Callable[[], Transcript]
     starts: list[float] | None
 

@@ -233,8 +233,9 @@ def test_a_stream_that_fails_ends_the_others(
 
 def test_a_chunk_is_late_if_the_audio_before_it_was_played() -> None:
     playback = PlaybackGaps()
-    for now_s, audio_s in ((5.0, 0.08), (5.05, 0.16), (5.24, 0.08), (5.5, 0.08), (5.58, 0.08)):
-        playback.add(now_s, audio_s)
+    chunks = ((5.0, 0.08), (5.05, 0.16), (5.24, 0.08), (5.5, 0.08), (5.58, 0.08))
+    ends_s = [playback.add(now_s, audio_s) for now_s, audio_s in chunks]
+    assert ends_s == pytest.approx([5.08, 5.24, 5.32, 5.58, 5.66])
     assert playback.gaps_s == pytest.approx([0.18])
 
 

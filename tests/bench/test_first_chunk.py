@@ -3,17 +3,15 @@
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bench.first_chunk import Pace, Speakers, main, measure
+from bench.first_chunk import Pace, main, measure
 from bench.running_server import wait_until
 from bench.simulation import simulated_tts
-from megakernel_tts import AudioChunk, EngineClosedError, Session
+from megakernel_tts import EngineClosedError, Session
 
 _FRAME_S = 0.002
 
@@ -51,23 +49,6 @@ def test_chunks_that_are_not_there_in_time_are_waited_for(pace: Pace, least_ms: 
         row = asyncio.run(measure(tts, 1, pace, requests=2, interval_s=0.3))
     assert row.longest_wait_ms >= least_ms
     assert (row.longest_wait_ms > 0) == (pace == "live")
-
-
-def test_a_wait_is_counted_from_the_end_of_the_audio_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A chunk of two frames comes at 1 s, the next ones when 0.16, 0.17 and 0.05 s have passed."""
-    arrivals_s = iter([1.0, 1.16, 1.33, 1.38])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(arrivals_s))
-    pcm, codes = np.zeros(3840, np.int16), np.zeros((2, 16), np.int64)
-    with simulated_tts(1) as tts:
-        speakers, chunk = Speakers(tts, tts.sampling, "live"), AudioChunk(pcm, 24_000, codes, 0)
-        played_s, ends_s = None, list[float]()
-        for _ in range(4):
-            played_s = speakers._play(chunk, played_s)
-            ends_s.append(played_s)
-    assert ends_s == pytest.approx([1.16, 1.32, 1.49, 1.65])
-    assert speakers.longest_wait_s == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("pace", ["without pauses", "live"])

@@ -29,7 +29,7 @@ def captured_speech(seed: int, *, has_truth: bool) -> CapturedSpeech:
     scores = np.concatenate([attending(path, n) for path in paths], axis=1)[:, None]
     samples = loud_frames([True] * len(SPOKEN))
     return CapturedSpeech(
-        scores, samples, SAMPLE_RATE, lambda: transcript(*TOKENS), STARTS if has_truth else None
+        scores, samples, lambda: transcript(*TOKENS), STARTS if has_truth else None
     )
 
 
@@ -79,7 +79,7 @@ def test_noisy_heads_are_combined_if_the_error_falls() -> None:
             for _ in range(3)
         ]
         scores = np.concatenate([attending(path, n) for path in paths], axis=1)[:, None]
-        pairs.append(CapturedSpeech(scores, speech.samples, SAMPLE_RATE, speech.transcript, STARTS))
+        pairs.append(CapturedSpeech(scores, speech.samples, speech.transcript, STARTS))
     ranked = rank([pairs], [(0, 0), (0, 1), (0, 2)])
     chosen = choose_heads([pairs], ranked)
     assert len(chosen) > 1

@@ -19,7 +19,7 @@ class PrerequisiteWrites:
         self._hidden = self._before
 
     def before_launch(self, config: LaunchConfig, writes: Sequence[Tensor]) -> None:
-        """Tells the library what the previous kernel has written, if the next one starts early."""
+        """Passes the writes of the previous kernel to the library if the next one starts early."""
         self._hidden = self._before  # in use until the kernel has run
         if config.overlap_previous:
             for tensor, before in self._hidden:

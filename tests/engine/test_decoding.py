@@ -10,11 +10,11 @@ from megakernel_tts.engine.decoding import DecodePipeline
 from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.loader import LoadedModel
 from tests.fakes import ExpectingVocoder, ScriptedBackend
-from tests.rig import UNLIMITED, Rig, codes, drain, scripted
+from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, scripted
 
 
 class SmallVocoder(ExpectingVocoder):
-    """A vocoder that takes eight frames early, of all streams together."""
+    """A vocoder that takes few frames early, of all streams together."""
 
     num_early: list[int]
 
@@ -42,6 +42,27 @@ def test_no_more_frames_are_begun_early_than_the_vocoder_takes(
         np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
     assert 3 < max(vocoder.num_early) <= 8
     rig.close()
+
+
+def test_chunks_of_more_than_eight_streams_are_begun_together_before_their_last_frame(
+    load: Callable[..., LoadedModel],
+) -> None:
+    loaded = load()
+    vocoder = SmallVocoder(loaded.engine.decoder)
+    vocoder.max_pending_total, vocoder.num_early = 256, []
+    rig = Rig(loaded, ScriptedBackend(12), vocoder=vocoder)
+    sessions = [rig.open(None, seed=i, first=3, largest=3, ahead=UNLIMITED) for i in range(12)]
+    rig.settle()
+    with rig.paused():
+        for session in sessions:
+            session.push_text(TEXT)
+            session.end()
+    for seed, session in enumerate(sessions):
+        chunks, finish = drain(session)
+        assert finish.reason == "eos"
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
+    rig.close()
+    assert max(vocoder.num_early) == 12 * 3
 
 
 @dataclass

@@ -34,7 +34,6 @@ SLOW = {
     "!?": 1.0,
 }
 TEXTS = list(SLOW)
-FRAME = 1920
 
 
 def peak(pcm: np.ndarray) -> int:
