@@ -34,7 +34,7 @@ from megakernel_tts.model.random_checkpoint import write_checkpoint
 from megakernel_tts.model.random_released import SIZES, write_released_config
 from megakernel_tts.model.weights import Model, Stack, model_specs
 
-_STREAM_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_STREAM_COUNTS = (1, 2, 4, 8, 16, 32, 48, 64)
 _NUM_SLOTS = max(_STREAM_COUNTS)
 _POSITIONS = (16, 100, 500, 1000, 2000)
 _PROMPT, _PREFIX = 10, 9  # positions

@@ -124,13 +124,12 @@ DEVICE void store_normed(const Params& p, uint32_t* normed, int column, int k, f
 // input(column, k) are its elements k to k + 3. All lanes call both.
 template <class Context, class Input, class Act>
 DEVICE void for_each_input_row(Context& context, RowGroupRange row_groups, Input input, Act act) {
-  const int num_results = warp_uniform(row_groups.count) * kRowGroupSize
-                          << context.log2_pass_columns;
+  const auto columns = context.rounded_columns;
+  const int num_results = warp_uniform(row_groups.count) * kRowGroupSize * columns.count();
 #pragma unroll 1
   for (int whole = 32 * uniform_warp_idx(); whole < num_results; whole += kNumThreads) {
     const int i = whole + lane_idx();
-    const WideResult r =
-        wide_result_of(i, row_groups.first, row_groups.count, context.log2_pass_columns);
+    const WideResult r = wide_result_of(i, row_groups.first, row_groups.count, columns);
     const bool valid = i < num_results && r.column < context.num_pass_columns;
     const float4 v = input(min(r.column, context.num_pass_columns - 1), r.k - r.k % 4);
     act(r, r.k % 4 == 0 ? v.x : r.k % 4 == 1 ? v.y : r.k % 4 == 2 ? v.z : v.w, valid);

@@ -34,6 +34,28 @@ struct alignas(16) WideSums {
   int timed_out;
 };
 
+// The columns of a pass, rounded up so that no result is located by a division by a variable: to a
+// power of two, or to all columns if their number is none.
+template <int MaxColumns>
+struct RoundedColumns {
+  static constexpr bool is_power_of_two = (MaxColumns & (MaxColumns - 1)) == 0;
+  int log2 = 0;
+
+  RoundedColumns() = default;
+  DEVICE explicit RoundedColumns(int num_columns) {
+    while (1 << log2 < num_columns) ++log2;
+  }
+
+  DEVICE int count() const { return is_power_of_two ? 1 << log2 : MaxColumns; }
+  // The column and the row group of a vector of kRowGroupSize results.
+  DEVICE int column_of(int vector) const {
+    return is_power_of_two ? vector & ((1 << log2) - 1) : vector % MaxColumns;
+  }
+  DEVICE int row_group_of(int vector) const {
+    return is_power_of_two ? vector >> log2 : vector / MaxColumns;
+  }
+};
+
 // What a compute thread passes from phase to phase.
 template <int MaxColumns>
 struct ResidualRows;
@@ -51,11 +73,16 @@ struct WidePhaseContext {
   ResidualRows<MaxColumns>& residual;
   PinnedAddress<R> ring;
   PhaseTimer timer;
-  const RowGroupRange* row_groups = nullptr;        // this thread block's, by phase
-  typename R::Cursor cursor = {};                   // the next stage of the ring
-  EpochTags epoch_tags = {};                        // of the layer's exchange buffers
-  int num_pass_columns = 0, log2_pass_columns = 0;  // the latter rounded up
+  const RowGroupRange* row_groups = nullptr;  // this thread block's, by phase
+  typename R::Cursor cursor = {};             // the next stage of the ring
+  EpochTags epoch_tags = {};                  // of the layer's exchange buffers
+  int num_pass_columns = 0;
+  RoundedColumns<MaxColumns> rounded_columns = {};
 
+  DEVICE void set_pass_columns(int num_columns) {
+    num_pass_columns = num_columns;
+    rounded_columns = RoundedColumns<MaxColumns>(num_columns);
+  }
   // Set to 1 by a wait that times out. It is set before the first barrier of a projection or after
   // the second, and read between them, so that all threads read the same.
   DEVICE int& timed_out() { return sums.timed_out; }
@@ -117,7 +144,7 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
   const uint32_t* from = input.values + (warp * kNumColumnTiles * 32 + lane_idx()) * 4;
   // Column tiles are multiplied together, since a matrix instruction has a long latency, as far as
   // the registers suffice.
-  constexpr int kTilesTogether = MaxColumns > 32 ? 1 : 2;
+  constexpr int kTilesTogether = MaxColumns > 48 ? 1 : 2;
   constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
   static_assert(kNumColumnTiles % kTilesTogether == 0,
                 "column tiles are multiplied in whole groups");
@@ -233,10 +260,11 @@ struct WideResult {
   int k, row_group, row, column;  // `k` is the row of the matrix, `row` that of the row group
 };
 
-// The i-th result of `count` row groups from `first` on, each of 2^log2_columns columns.
-DEVICE WideResult wide_result_of(int i, int first, int count, int log2_columns) {
-  const int row = i % kRowGroupSize, column = i / kRowGroupSize & ((1 << log2_columns) - 1);
-  const int row_group = first + min(i / kRowGroupSize >> log2_columns, count - 1);
+// The i-th result of `count` row groups from `first` on, each of `columns`.
+template <int MaxColumns>
+DEVICE WideResult wide_result_of(int i, int first, int count, RoundedColumns<MaxColumns> columns) {
+  const int row = i % kRowGroupSize, column = columns.column_of(i / kRowGroupSize);
+  const int row_group = first + min(columns.row_group_of(i / kRowGroupSize), count - 1);
   return {row_group * kRowGroupSize + row, row_group, row, column};
 }
 
@@ -261,14 +289,15 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
         context.p, phase, input, Shape::k, context.num_pass_columns, count, context.ring,
         context.cursor, context.sums, context.timer);
     context.cursor = progress.cursor, context.timer = progress.timer;
-    const int num_columns = context.num_pass_columns, log2_columns = context.log2_pass_columns;
-    const int num_results = count * kRowGroupSize << log2_columns;
+    const int num_columns = context.num_pass_columns;
+    const auto columns = context.rounded_columns;
+    const int num_results = count * kRowGroupSize * columns.count();
     WideResult results[ResultsTogether];
     decltype(preload(results[0])) operands[ResultsTogether];
     int i = thread_idx();  // the thread's first result of the iteration
 #pragma unroll
     for (int j = 0; j < ResultsTogether; ++j) {
-      results[j] = wide_result_of(i + j * kNumThreads, first, count, log2_columns);
+      results[j] = wide_result_of(i + j * kNumThreads, first, count, columns);
       operands[j] = preload(results[j]);
     }
     if (done == 0) wait();
@@ -295,7 +324,7 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
       if (whole + ResultsTogether * kNumThreads >= num_results) break;
 #pragma unroll
       for (int j = 0; j < ResultsTogether; ++j) {
-        results[j] = wide_result_of(i + j * kNumThreads, first, count, log2_columns);
+        results[j] = wide_result_of(i + j * kNumThreads, first, count, columns);
         operands[j] = preload(results[j]);
       }
     }

@@ -17,7 +17,7 @@ from megakernel_tts.model.config import ModelConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTHS = (16, 32, 64)  # streams of the wide kernels
+WIDTHS = (16, 32, 48, 64)  # streams of the wide kernels
 # Architecture -> streams of the widest kernel for which registers and shared memory suffice.
 _MAX_WIDTHS = {"80": 16, "86": 32, "89": 32, "90a": 64, "100a": 64, "120a": 32}
 _MIN_PREFILL_WIDTH = 32  # of the kernels that prefill

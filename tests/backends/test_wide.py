@@ -40,7 +40,12 @@ def test_streams_that_join_and_leave_have_their_own_codes(make_wide_rig: MakeWid
 
 
 @pytest.mark.parametrize(
-    ("size", "width", "few"), [("1b7", 16, range(1, 9)), ("0b6", 64, (0, 7, 8, 30, 31, 32))]
+    ("size", "width", "few"),
+    [
+        ("1b7", 16, range(1, 9)),
+        ("0b6", 48, (0, 15, 16, 38, 39, 40)),
+        ("0b6", 64, (0, 7, 8, 30, 31, 32)),
+    ],
 )
 def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
     make_wide_rig: MakeWideRig, size: Size, width: int, few: Sequence[int]
@@ -49,7 +54,8 @@ def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
     rig, streams = make_wide_rig(size, width), range(max(few) + 1)
     first = rig.continue_at(rig.wide, streams)
     wide = step_slots(rig.wide, streams)
-    assert rig.module.launched == 2 * ["prefill_wide"] * (width > 16) + 2 * ["generate_wide"]
+    assert rig.module.launched[-2:] == 2 * ["generate_wide"]
+    assert {*rig.module.launched[:-2]} == ({"prefill_wide"} if width > 16 else set[str]())
     free = [*rig.wide._cache._pool._free]
     assert rig.wide._buffers.keys[free].isnan().all(), "a page of no slot was written"
     assert rig.wide._buffers.values[free].isnan().all()
@@ -138,8 +144,8 @@ def test_a_wait_that_times_out_ends_the_launch(
         ("90a", 8, ()),
         ("90a", 9, (16,)),
         ("90a", 16, (16,)),
-        ("90a", 33, (16, 32, 64)),
-        ("90a", 200, (16, 32, 64)),
+        ("90a", 33, (16, 32, 48)),
+        ("90a", 200, (16, 32, 48, 64)),
         ("86", 200, (16, 32)),
         ("80", 200, (16,)),
         ("75", 200, (16,)),
@@ -181,7 +187,7 @@ def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
             return codes
 
         solo = {slot: codes for slot in range(64) for codes in generate([slot]).values()}
-        for count in (2, 8, 9, 16, 33, 64):
+        for count in (2, 8, 9, 16, 33, 48, 49, 64):
             slots = range(64 - count, 64)
             for _ in range(3):
                 assert generate(slots) == {slot: solo[slot] for slot in slots}
