@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
+from megakernel_tts.backends.kernel_slot import STREAM_BYTES
 from megakernel_tts.backends.memory import MAX_FRAMES
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
@@ -19,7 +20,6 @@ from megakernel_tts.kernels.structs import (
     Params,
     Phase,
     PhaseInterval,
-    StreamParams,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
@@ -50,6 +50,9 @@ class DecodeBuffers:
         frames: int32 [streams * MAX_FRAMES * FRAME_SIZE] on the host, written by the kernels.
         num_published: int32 [streams] on the host, frames that are there.
         stop_flags: int32 [streams] on the host, read by the kernels.
+        host_streams: Bytes of `StreamParams` [streams] on the host, which `upload_streams` copies:
+            they may be written again after the launch.
+        argument_streams: Bytes of `params.streams`, the streams of a launch of few.
         failure: int32 [1] on the host: 0, after a timeout 1 + phase + len(PHASES) * thread block.
     """
 
@@ -229,6 +232,11 @@ class DecodeBuffers:
         self.failure, params.failure = self._pinned(1)
         self._written += self._references[-3:]
         self.stop_flags, params.stop_flags = self._pinned(num_streams)
+        num_bytes, is_cuda = num_streams * STREAM_BYTES, self._device.type == "cuda"
+        self._streams = self._zeros(num_bytes, dtype=torch.uint8)
+        self._host_streams = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+        self.host_streams = memoryview(self._host_streams.numpy())
+        self.argument_streams = memoryview(np.frombuffer(params.streams, np.uint8))
 
     def _pinned(self, count: int) -> tuple[NDArray[np.int32], int]:
         """int32 values, and their address. NumPy reads them: a finaliser may not call torch."""
@@ -271,14 +279,15 @@ class DecodeBuffers:
             host = host.pin_memory()
         self.page_table.copy_(host, non_blocking=True)
 
-    def upload_streams(self, streams: Sequence[StreamParams]) -> Tensor:
-        """Copies streams to the device.
+    def upload_streams(self, num_streams: int) -> int:
+        """Copies `host_streams` to the device, behind the launches before.
 
         Args:
-            streams: The streams of a launch.
+            num_streams: The first streams, which the next launch has.
 
         Returns:
-            Their memory, which must live until the kernel has been launched.
+            Their address.
         """
-        host = (StreamParams * len(streams))(*streams)
-        return self.upload(torch.frombuffer(host, dtype=torch.uint8))
+        num_bytes = num_streams * STREAM_BYTES
+        self._streams[:num_bytes].copy_(self._host_streams[:num_bytes], non_blocking=True)
+        return self._streams.data_ptr()
