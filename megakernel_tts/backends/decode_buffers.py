@@ -235,8 +235,8 @@ class DecodeBuffers:
         num_bytes, is_cuda = num_streams * STREAM_BYTES, self._device.type == "cuda"
         self._streams = self._zeros(num_bytes, dtype=torch.uint8)
         self._host_streams = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
-        self.host_streams = memoryview(self._host_streams.numpy())
-        self.argument_streams = memoryview(np.frombuffer(params.streams, np.uint8))
+        self.host_streams = self._host_streams.numpy().data
+        self.argument_streams = np.frombuffer(params.streams, np.uint8).data
 
     def _pinned(self, count: int) -> tuple[NDArray[np.int32], int]:
         """int32 values, and their address. NumPy reads them: a finaliser may not call torch."""

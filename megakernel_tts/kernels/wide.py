@@ -17,9 +17,16 @@ from megakernel_tts.model.config import ModelConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTHS = (16, 32, 48, 64)  # streams of the wide kernels
-# Architecture -> streams of the widest kernel for which registers and shared memory suffice.
-_MAX_WIDTHS = {"80": 16, "86": 32, "89": 32, "90a": 64, "100a": 64, "120a": 32}
+# Architecture -> streams of the wide kernels for which registers and shared memory suffice.
+_WIDTHS = {
+    "80": (16,),
+    "86": (16, 32),
+    "89": (16, 32),
+    "90a": (16, 32, 48, 64),
+    "100a": (16, 32, 64),  # 48 would spill registers
+    "120a": (16, 32),
+}
+_WIDTHS_OF_OTHERS = (16,)
 _MIN_PREFILL_WIDTH = 32  # of the kernels that prefill
 _VALUE_BYTES = 4  # of a value of the workspace
 _SINGLE_BUFFERS = ("predictor_input", "sampled_codes", "non_finite", "abort_flag")
@@ -36,8 +43,7 @@ def compiled_widths(architecture: str) -> tuple[int, ...]:
     Args:
         architecture: As nvcc names it, such as `90a`.
     """
-    widest = _MAX_WIDTHS.get(architecture, WIDTHS[0])
-    return tuple(width for width in WIDTHS if width <= widest)
+    return _WIDTHS.get(architecture, _WIDTHS_OF_OTHERS)
 
 
 def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> tuple[int, ...]:
