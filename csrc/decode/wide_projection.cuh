@@ -35,7 +35,7 @@ struct alignas(16) WideSums {
 };
 
 // The columns of a pass, rounded up so that no result is located by a division by a variable: to a
-// power of two, or to all columns if their number is none.
+// power of two, or to `MaxColumns` if that is not a power of two.
 template <int MaxColumns>
 struct RoundedColumns {
   static constexpr bool is_power_of_two = (MaxColumns & (MaxColumns - 1)) == 0;

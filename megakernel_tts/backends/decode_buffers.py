@@ -50,8 +50,6 @@ class DecodeBuffers:
         frames: int32 [streams * MAX_FRAMES * FRAME_SIZE] on the host, written by the kernels.
         num_published: int32 [streams] on the host, frames that are there.
         stop_flags: int32 [streams] on the host, read by the kernels.
-        host_streams: Bytes of `StreamParams` [streams] on the host, which `upload_streams` copies:
-            they may be written again after the launch.
         argument_streams: Bytes of `params.streams`, the streams of a launch of few.
         failure: int32 [1] on the host: 0, after a timeout 1 + phase + len(PHASES) * thread block.
     """
@@ -146,6 +144,7 @@ class DecodeBuffers:
         self.set_seen_codes(self.seen_codes)
         self._capture(captured_heads, talker.stack)
         self._share_with_host(kernels.max_streams)
+        self._allocate_streams(kernels.max_streams)
         self._written += [self.keys, self.values, *predictor_cache, self.prompt_hidden]
         self._written += [self.scores, self.phase_times]
 
@@ -232,11 +231,14 @@ class DecodeBuffers:
         self.failure, params.failure = self._pinned(1)
         self._written += self._references[-3:]
         self.stop_flags, params.stop_flags = self._pinned(num_streams)
+
+    def _allocate_streams(self, num_streams: int) -> None:
+        """Allocates the states of the streams of a launch, on the host and on the device."""
         num_bytes, is_cuda = num_streams * STREAM_BYTES, self._device.type == "cuda"
-        self._streams = self._zeros(num_bytes, dtype=torch.uint8)
+        self._device_streams = self._zeros(num_bytes, dtype=torch.uint8)
         self._host_streams = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
-        self.host_streams = self._host_streams.numpy().data
-        self.argument_streams = np.frombuffer(params.streams, np.uint8).data
+        self._streams_copied = torch.cuda.Event() if is_cuda else None
+        self.argument_streams = np.frombuffer(self.params.streams, np.uint8).data
 
     def _pinned(self, count: int) -> tuple[NDArray[np.int32], int]:
         """int32 values, and their address. NumPy reads them: a finaliser may not call torch."""
@@ -279,15 +281,26 @@ class DecodeBuffers:
             host = host.pin_memory()
         self.page_table.copy_(host, non_blocking=True)
 
+    def host_streams(self) -> memoryview:
+        """Bytes of `StreamParams` [streams] on the host, for `upload_streams`.
+
+        Waits until those before were copied: a launch that failed on the host may not have begun.
+        """
+        if self._streams_copied is not None:
+            self._streams_copied.synchronize()
+        return self._host_streams.numpy().data
+
     def upload_streams(self, num_streams: int) -> int:
-        """Copies `host_streams` to the device, behind the launches before.
+        """Copies the first `host_streams` to the device, behind the launches before.
 
         Args:
-            num_streams: The first streams, which the next launch has.
+            num_streams: Streams of the next launch.
 
         Returns:
-            Their address.
+            The address of their copies.
         """
         num_bytes = num_streams * STREAM_BYTES
-        self._streams[:num_bytes].copy_(self._host_streams[:num_bytes], non_blocking=True)
-        return self._streams.data_ptr()
+        self._device_streams[:num_bytes].copy_(self._host_streams[:num_bytes], non_blocking=True)
+        if self._streams_copied is not None:
+            self._streams_copied.record(torch.cuda.current_stream(self._device))
+        return self._device_streams.data_ptr()

@@ -340,7 +340,7 @@ class Megakernel:
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
         is_narrow = len(slots) <= self._narrow_streams
-        streams = buffers.argument_streams if is_narrow else buffers.host_streams
+        streams = buffers.argument_streams if is_narrow else buffers.host_streams()
         for i, slot in enumerate(slots):
             self._state[slot].write(streams, i, slot, self.max_positions)
         if is_narrow:

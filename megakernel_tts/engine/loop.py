@@ -294,8 +294,7 @@ class Loop:
             is_full = self._work.num_positions >= budget or not scheduler.num_free_slots
             if not beginning or is_full or self._device_work.is_awaited:
                 break
-            if scheduler.few_open or self.decoding.has_first_chunk:
-                self._beside_device_work()  # of many streams it may last longer than the prefill
+            self._beside_device_work()
             if not scheduler.waiting:
                 self.pending_opens.wait(policy.join_window_s)
                 self._pauses.restart()

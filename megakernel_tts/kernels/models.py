@@ -31,15 +31,15 @@ def _decode_programs(size: str) -> list[Program]:
     """The decode kernels of a size.
 
     Of the wide kernels, each architecture has the two widest ones: the widest needs the most shared
-    memory, and the other one as many registers if it multiplies more column tiles together.
+    memory, but the one before it may need more registers (`kTilesTogether`).
     """
     shapes = _SIZES[size]
-    widest: dict[int, tuple[str, ...]] = {}  # width -> architectures
+    checked: dict[int, tuple[str, ...]] = {}  # width -> architectures
     for architecture in ARCHITECTURES:
         for width in compiled_widths(architecture)[-2:]:
-            widest[width] = (*widest.get(width, ()), architecture)
+            checked[width] = (*checked.get(width, ()), architecture)
     wide = [
         replace(program_of_shapes(*shapes, num_streams=width), architectures=architectures)
-        for width, architectures in sorted(widest.items())
+        for width, architectures in sorted(checked.items())
     ]
     return [program_of_shapes(*shapes), *wide]

@@ -14,7 +14,7 @@ from megakernel_tts.backends import megakernel
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.kernels.wide import compiled_widths, needed_widths
+from megakernel_tts.kernels.wide import needed_widths
 from megakernel_tts.loader import load_checkpoint
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.model.random_released import write_released_checkpoint
@@ -40,22 +40,21 @@ def test_streams_that_join_and_leave_have_their_own_codes(make_wide_rig: MakeWid
 
 
 @pytest.mark.parametrize(
-    ("size", "width", "few"),
+    ("size", "width", "few", "num_prefills"),
     [
-        ("1b7", 16, range(1, 9)),
-        ("0b6", 48, (0, 15, 16, 38, 39, 40)),
-        ("0b6", 64, (0, 7, 8, 30, 31, 32)),
+        ("1b7", 16, range(1, 9), 0),
+        ("0b6", 48, (0, 15, 16, 38, 39, 40), 3),
+        ("0b6", 64, (0, 7, 8, 30, 31, 32), 2),
     ],
 )
 def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
-    make_wide_rig: MakeWideRig, size: Size, width: int, few: Sequence[int]
+    make_wide_rig: MakeWideRig, size: Size, width: int, few: Sequence[int], num_prefills: int
 ) -> None:
     """First frames, and frames at the edges of spans."""
     rig, streams = make_wide_rig(size, width), range(max(few) + 1)
     first = rig.continue_at(rig.wide, streams)
     wide = step_slots(rig.wide, streams)
-    assert rig.module.launched[-2:] == 2 * ["generate_wide"]
-    assert {*rig.module.launched[:-2]} == ({"prefill_wide"} if width > 16 else set[str]())
+    assert rig.module.launched == num_prefills * ["prefill_wide"] + 2 * ["generate_wide"]
     free = [*rig.wide._cache._pool._free]
     assert rig.wide._buffers.keys[free].isnan().all(), "a page of no slot was written"
     assert rig.wide._buffers.values[free].isnan().all()
@@ -156,7 +155,6 @@ def test_the_kernels_that_the_slots_need_are_loaded(
     architecture: str, num_streams: int, widths: tuple[int, ...]
 ) -> None:
     assert needed_widths(architecture, num_streams, 8) == widths
-    assert {*widths} <= {*compiled_widths(architecture)}
 
 
 @pytest.mark.gpu
@@ -188,7 +186,7 @@ def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
             return codes
 
         solo = {slot: codes for slot in range(64) for codes in generate([slot]).values()}
-        for count in (2, 8, 9, 16, 33, 48, 49, 64):
+        for count in (2, 8, 9, 16, 17, 32, 33, 48, 49, 64):
             slots = range(64 - count, 64)
             for _ in range(3):
                 assert generate(slots) == {slot: solo[slot] for slot in slots}

@@ -1,7 +1,6 @@
 """The first chunk of a stream: what precedes it while few streams are open, and while many are."""
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -55,50 +54,6 @@ def test_a_first_frame_is_made_before_those_of_streams_that_can_wait(
     is_divided = expected[0] == 1
     assert [work.num_streams for work in works if work.only_first_frames] == [1] * is_divided
     for session in (*speaking, other):
-        session.cancel()
-
-
-@pytest.mark.parametrize(
-    ("num_speaking", "num_new", "expected"),
-    [
-        (2, 1, "prefill deliver step"),
-        (_MANY, 1, "prefill step"),
-        (_MANY, 2, "prefill deliver step"),
-    ],
-    ids=["few", "many", "many, and a first chunk"],
-)
-def test_many_streams_are_stepped_before_chunks_are_delivered_unless_one_is_a_first_chunk(
-    make_rig: MakeRig,
-    monkeypatch: pytest.MonkeyPatch,
-    num_speaking: int,
-    num_new: int,
-    expected: str,
-) -> None:
-    """The delivery of many chunks lasts as long as a short prefill."""
-    rig = make_rig(num_speaking + num_new + 1)  # a free slot is left
-    rig.backend.endless = True
-    sessions = _speaking(rig, num_speaking)
-    for i in range(num_new - 1):  # its first chunk is in flight when the next prompt is run
-        sessions.append(rig.open(seed=90 + i, first=1, largest=1, ahead=UNLIMITED, at_once=True))
-        rig.resume()
-        rig.backend.wait_until(lambda: len(rig.backend.prompts) > num_speaking)
-        rig.hold()
-    calls, decoding = list[str](), rig.engine._loop.decoding
-    for owner, name in ((rig.backend, "prefill"), (rig.backend, "step"), (decoding, "deliver")):
-        method = getattr(owner, name)
-
-        def recorded(*args: object, name: str = name, method: Any = method) -> Any:
-            if name != "deliver" or decoding.in_flight:
-                calls.append(name)
-            return method(*args)
-
-        monkeypatch.setattr(owner, name, recorded)
-    sessions.append(rig.open(seed=99, first=1, largest=1, ahead=UNLIMITED, at_once=True))
-    rig.resume()
-    assert isinstance(next(iter(sessions[-1])), AudioChunk)
-    begin = calls.index("prefill")
-    assert " ".join(calls[begin : calls.index("step", begin) + 1]) == expected
-    for session in sessions:
         session.cancel()
 
 
