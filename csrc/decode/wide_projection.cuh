@@ -42,6 +42,7 @@ struct RoundedColumns {
   int log2 = 0;
 
   RoundedColumns() = default;
+  // The columns of a pass of `num_columns`.
   DEVICE explicit RoundedColumns(int num_columns) {
     while (1 << log2 < num_columns) ++log2;
   }
@@ -79,6 +80,7 @@ struct WidePhaseContext {
   int num_pass_columns = 0;
   RoundedColumns<MaxColumns> rounded_columns = {};
 
+  // Called by all compute threads at the beginning of a pass.
   DEVICE void set_pass_columns(int num_columns) {
     num_pass_columns = num_columns;
     rounded_columns = RoundedColumns<MaxColumns>(num_columns);

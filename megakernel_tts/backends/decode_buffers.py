@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
-from megakernel_tts.backends.kernel_slot import STREAM_BYTES
 from megakernel_tts.backends.memory import MAX_FRAMES
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
@@ -20,6 +19,7 @@ from megakernel_tts.kernels.structs import (
     Params,
     Phase,
     PhaseInterval,
+    StreamParams,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
@@ -50,7 +50,6 @@ class DecodeBuffers:
         frames: int32 [streams * MAX_FRAMES * FRAME_SIZE] on the host, written by the kernels.
         num_published: int32 [streams] on the host, frames that are there.
         stop_flags: int32 [streams] on the host, read by the kernels.
-        argument_streams: Bytes of `params.streams`, the streams of a launch of few.
         failure: int32 [1] on the host: 0, after a timeout 1 + phase + len(PHASES) * thread block.
     """
 
@@ -144,7 +143,6 @@ class DecodeBuffers:
         self.set_seen_codes(self.seen_codes)
         self._capture(captured_heads, talker.stack)
         self._share_with_host(kernels.max_streams)
-        self._allocate_streams(kernels.max_streams)
         self._written += [self.keys, self.values, *predictor_cache, self.prompt_hidden]
         self._written += [self.scores, self.phase_times]
 
@@ -232,14 +230,6 @@ class DecodeBuffers:
         self._written += self._references[-3:]
         self.stop_flags, params.stop_flags = self._pinned(num_streams)
 
-    def _allocate_streams(self, num_streams: int) -> None:
-        """Allocates the states of the streams of a launch, on the host and on the device."""
-        num_bytes, is_cuda = num_streams * STREAM_BYTES, self._device.type == "cuda"
-        self._device_streams = self._zeros(num_bytes, dtype=torch.uint8)
-        self._host_streams = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
-        self._streams_copied = torch.cuda.Event() if is_cuda else None
-        self.argument_streams = np.frombuffer(self.params.streams, np.uint8).data
-
     def _pinned(self, count: int) -> tuple[NDArray[np.int32], int]:
         """int32 values, and their address. NumPy reads them: a finaliser may not call torch."""
         tensor = torch.zeros(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
@@ -281,26 +271,14 @@ class DecodeBuffers:
             host = host.pin_memory()
         self.page_table.copy_(host, non_blocking=True)
 
-    def host_streams(self) -> memoryview:
-        """Bytes of `StreamParams` [streams] on the host, for `upload_streams`.
-
-        Waits until those before were copied: a launch that failed on the host may not have begun.
-        """
-        if self._streams_copied is not None:
-            self._streams_copied.synchronize()
-        return self._host_streams.numpy().data
-
-    def upload_streams(self, num_streams: int) -> int:
-        """Copies the first `host_streams` to the device, behind the launches before.
+    def upload_streams(self, streams: Sequence[StreamParams]) -> Tensor:
+        """Copies streams to the device.
 
         Args:
-            num_streams: Streams of the next launch.
+            streams: The streams of a launch.
 
         Returns:
-            The address of their copies.
+            Their memory, which must live until the kernel has been launched.
         """
-        num_bytes = num_streams * STREAM_BYTES
-        self._device_streams[:num_bytes].copy_(self._host_streams[:num_bytes], non_blocking=True)
-        if self._streams_copied is not None:
-            self._streams_copied.record(torch.cuda.current_stream(self._device))
-        return self._device_streams.data_ptr()
+        host = (StreamParams * len(streams))(*streams)
+        return self.upload(torch.frombuffer(host, dtype=torch.uint8))

@@ -16,7 +16,7 @@ from torch import Tensor
 from megakernel_common.devices import wait_for_event
 from megakernel_common.inference import in_inference_mode
 from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
-from megakernel_tts.backends.kernel_slot import KernelSlot, fixed_fields
+from megakernel_tts.backends.kernel_slot import KernelSlot, new_stream
 from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_memory, free_memory
 from megakernel_tts.backends.paged_cache import PagedCache
 from megakernel_tts.backends.prefill_batching import (
@@ -157,10 +157,10 @@ class Megakernel:
         self._launch_prompts([chunk for chunk in chunks if chunk.end > chunk.begin])
         for request, end in zip(requests, in_place, strict=True):
             if end == request.num_positions:
-                fixed = fixed_fields(request.sampling.in_float32(), request.first_frame)
+                stream = new_stream(request.sampling.in_float32(), request.first_frame)
                 codes = [0] * NUM_CODE_GROUPS
                 self._text_uploads.drop(request.slot)
-                self._state[request.slot] = KernelSlot(num_prompt=end, codes=codes, fixed=fixed)
+                self._state[request.slot] = KernelSlot(num_prompt=end, codes=codes, stream=stream)
         return PrefillResult(in_place, num_run)
 
     def _num_tiled(self, request: PrefillRequest) -> int:
@@ -339,16 +339,15 @@ class Megakernel:
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
-        is_narrow = len(slots) <= self._narrow_streams
-        streams = buffers.argument_streams if is_narrow else buffers.host_streams()
-        for i, slot in enumerate(slots):
-            self._state[slot].write(streams, i, slot, self.max_positions)
-        if is_narrow:
+        streams = [self._state[slot].update(slot, self.max_positions) for slot in slots]
+        if len(slots) <= self._narrow_streams:
+            for i, stream in enumerate(streams):
+                params.streams[i] = stream
             self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
         else:
-            address = buffers.upload_streams(len(slots))
+            uploaded = buffers.upload_streams(streams)
             self._kernels.generate_wide(
-                params, address, buffers.workspace, buffers.written_tensors()
+                params, uploaded.data_ptr(), buffers.workspace, buffers.written_tensors()
             )
         if self._capture.enabled:  # right behind the launch, before other work of the stream
             self._capture.start_copy(len(slots), num_frames)
