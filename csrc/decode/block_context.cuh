@@ -30,7 +30,11 @@ class BlockContext {
   }
 
   // Sets the number of columns of the next pass.
-  DEVICE void begin_pass(int num_columns) { context_.set_pass_columns(num_columns); }
+  DEVICE void begin_pass(int num_columns) {
+    context_.num_pass_columns = num_columns;
+    context_.log2_pass_columns = 0;
+    while (1 << context_.log2_pass_columns < num_columns) ++context_.log2_pass_columns;
+  }
 
   // Starts to load the weight of the next norm, [Width].
   template <int Width>

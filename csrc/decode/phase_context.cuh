@@ -105,12 +105,6 @@ struct PhaseContext {
   int num_pass_columns = 0, log2_pass_columns = 0;  // the latter rounded up
   int sums_idx = 0;                                 // the next set of `sums`
 
-  // Called by all compute threads at the beginning of a pass.
-  DEVICE void set_pass_columns(int num_columns) {
-    num_pass_columns = num_columns;
-    log2_pass_columns = 0;
-    while (1 << log2_pass_columns < num_columns) ++log2_pass_columns;
-  }
   // Columns of a pass of at most `NumColumns`. With one stream the number is a constant.
   template <int NumColumns>
   DEVICE int columns() const {

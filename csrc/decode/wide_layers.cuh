@@ -124,7 +124,7 @@ DEVICE void store_normed(const Params& p, uint32_t* normed, int column, int k, f
 // input(column, k) are its elements k to k + 3. All lanes call both.
 template <class Context, class Input, class Act>
 DEVICE void for_each_input_row(Context& context, RowGroupRange row_groups, Input input, Act act) {
-  const auto columns = context.rounded_columns;
+  const auto columns = context.rounded_columns();
   const int num_results = warp_uniform(row_groups.count) * kRowGroupSize * columns.count();
 #pragma unroll 1
   for (int whole = 32 * uniform_warp_idx(); whole < num_results; whole += kNumThreads) {

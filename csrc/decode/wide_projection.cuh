@@ -39,13 +39,7 @@ struct alignas(16) WideSums {
 template <int MaxColumns>
 struct RoundedColumns {
   static constexpr bool is_power_of_two = (MaxColumns & (MaxColumns - 1)) == 0;
-  int log2 = 0;
-
-  RoundedColumns() = default;
-  // The columns of a pass of `num_columns`.
-  DEVICE explicit RoundedColumns(int num_columns) {
-    while (1 << log2 < num_columns) ++log2;
-  }
+  int log2;  // rounded up
 
   DEVICE int count() const { return is_power_of_two ? 1 << log2 : MaxColumns; }
   // The column and the row group of a vector of kRowGroupSize results.
@@ -74,17 +68,12 @@ struct WidePhaseContext {
   ResidualRows<MaxColumns>& residual;
   PinnedAddress<R> ring;
   PhaseTimer timer;
-  const RowGroupRange* row_groups = nullptr;  // this thread block's, by phase
-  typename R::Cursor cursor = {};             // the next stage of the ring
-  EpochTags epoch_tags = {};                  // of the layer's exchange buffers
-  int num_pass_columns = 0;
-  RoundedColumns<MaxColumns> rounded_columns = {};
+  const RowGroupRange* row_groups = nullptr;        // this thread block's, by phase
+  typename R::Cursor cursor = {};                   // the next stage of the ring
+  EpochTags epoch_tags = {};                        // of the layer's exchange buffers
+  int num_pass_columns = 0, log2_pass_columns = 0;  // the latter rounded up
 
-  // Called by all compute threads at the beginning of a pass.
-  DEVICE void set_pass_columns(int num_columns) {
-    num_pass_columns = num_columns;
-    rounded_columns = RoundedColumns<MaxColumns>(num_columns);
-  }
+  DEVICE RoundedColumns<MaxColumns> rounded_columns() const { return {log2_pass_columns}; }
   // Set to 1 by a wait that times out. It is set before the first barrier of a projection or after
   // the second, and read between them, so that all threads read the same.
   DEVICE int& timed_out() { return sums.timed_out; }
@@ -292,7 +281,7 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
         context.cursor, context.sums, context.timer);
     context.cursor = progress.cursor, context.timer = progress.timer;
     const int num_columns = context.num_pass_columns;
-    const auto columns = context.rounded_columns;
+    const auto columns = context.rounded_columns();
     const int num_results = count * kRowGroupSize * columns.count();
     WideResult results[ResultsTogether];
     decltype(preload(results[0])) operands[ResultsTogether];
