@@ -4,9 +4,11 @@ The engine, with the demo voice's prompts, runs over a simulated device that mak
 samples of any number of streams in fixed times. The engine thread waits without the interpreter
 lock, as it does for a GPU. Work of the backend and of the codec on the host is not included. With
 `--model` it runs on a GPU with random weights of a released size, and that work is included.
+Streams run without pauses, as fast as the device allows, or with `--live` at the pace of playback.
 
 python -m bench.host --json bench/results/host-cpu.json
 python -m bench.host --model 0.6B --json bench/results/host-0.6B-h200.json
+python -m bench.host --model 0.6B --live --requests 2
 """
 
 import argparse
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.conversations import random_tts
+from bench.first_chunk import Pace
 from bench.report import write
 from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, ChunkPolicy, ModelInfo
@@ -35,6 +38,7 @@ from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillReques
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.heap import frozen_heap
+from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.bench.timing import BenchmarkRequest
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples
@@ -47,6 +51,7 @@ from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_released import SIZES
 from megakernel_tts.model.weights import model_specs
 from megakernel_tts.sampling import Sampling
+from megakernel_tts.session import FRAME_S
 from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
@@ -230,10 +235,11 @@ def host_tts(times: HostTimes, slots: int) -> TTS:
 
 @dataclass(frozen=True)
 class HostFigures:
-    """Host time of streams that are synthesised as fast as the device can, one after another.
+    """Host time of streams, each of which speaks one request after another.
 
     Attributes:
         streams: Number of streams at a time.
+        pace: How they are read; without pauses they are made as fast as the device can.
         chunk_frames: Frames of every chunk.
         engine_core_share: CPU time of the engine thread, divided by the time.
         process_core_share: The same of all threads: the engine, and the readers on an event loop.
@@ -242,6 +248,7 @@ class HostFigures:
     """
 
     streams: int
+    pace: Pace
     chunk_frames: int
     engine_core_share: float
     process_core_share: float
@@ -249,22 +256,26 @@ class HostFigures:
     audio_seconds_per_second: float
 
 
-async def _read(tts: TTS, chunks: ChunkPolicy, num_requests: int) -> int:
+async def _read(tts: TTS, chunks: ChunkPolicy, num_requests: int, pace: Pace) -> int:
     num_frames = 0
     for _ in range(num_requests):
+        playback = PlaybackGaps()
         async for chunk in tts.astream(_TEXT, sampling=_SAMPLING, chunks=chunks):
             num_frames += len(chunk.codes)
+            if pace == "live":
+                played_s = playback.add(time.perf_counter(), len(chunk.codes) * FRAME_S)
+                await asyncio.sleep(played_s - time.perf_counter())
     return num_frames
 
 
-def measure(tts: TTS, streams: int, chunk: int, num_requests: int) -> HostFigures:
+def measure(tts: TTS, streams: int, chunk: int, num_requests: int, pace: Pace) -> HostFigures:
     """Measures CPU time while an event loop reads streams; each reader opens several in a row."""
     engine_clock = time.pthread_getcpuclockid(tts._loaded.engine._thread.ident or 0)
     chunks = ChunkPolicy(chunk, chunk)
 
     async def run() -> int:
         return sum(
-            await asyncio.gather(*(_read(tts, chunks, num_requests) for _ in range(streams)))
+            await asyncio.gather(*(_read(tts, chunks, num_requests, pace) for _ in range(streams)))
         )
 
     def now() -> NDArray[np.float64]:
@@ -278,11 +289,12 @@ def measure(tts: TTS, streams: int, chunk: int, num_requests: int) -> HostFigure
         engine_s, process_s, wall_s = (now() - begin).tolist()
     return HostFigures(
         streams,
+        pace,
         chunk,
         round(engine_s / wall_s, 3),
         round(process_s / wall_s, 3),
         round(1e6 * engine_s / num_frames, 1),
-        round(num_frames * 0.08 / wall_s, 1),
+        round(num_frames * FRAME_S / wall_s, 1),
     )
 
 
@@ -317,19 +329,21 @@ def main() -> None:
     )
     parser.add_argument("--streams", type=int, default=_STREAMS, help="number of streams")
     parser.add_argument("--requests", type=int, default=8, help="requests of each stream")
+    parser.add_argument("--live", action="store_true", help="read at the pace of playback")
     parser.add_argument("--profile", type=int, metavar="LINES", help="print a profile instead")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
+    pace: Pace = "live" if options.live else "without pauses"
     logging.disable()  # every request is cut after 50 frames and would be logged
     if options.profile:
         with _profiled_engine(options.profile), _load(options) as tts:
-            measure(tts, options.streams, 2, options.requests)
+            measure(tts, options.streams, 2, options.requests, pace)
         return
     with _load(options) as tts:
         if options.model:
             tts.warmup()
-        measure(tts, options.streams, 2, 1)
-        figures = [measure(tts, options.streams, n, options.requests) for n in _CHUNKS]
+        measure(tts, options.streams, 2, 1, "without pauses")
+        figures = [measure(tts, options.streams, n, options.requests, pace) for n in _CHUNKS]
         request = BenchmarkRequest(_TEXT, _SAMPLING)
         delays = measure_event_loop(tts, request, options.streams, options.requests)
     content: dict[str, object] = {"command": "bench.host"}

@@ -135,7 +135,7 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
   const uint32_t* from = input.values + (warp * kNumColumnTiles * 32 + lane_idx()) * 4;
   // Column tiles are multiplied together, since a matrix instruction has a long latency, as far as
   // the registers suffice.
-  constexpr int kTilesTogether = MaxColumns > 48 ? 1 : 2;
+  constexpr int kTilesTogether = MaxColumns == 8 || MaxColumns > 48 ? 1 : 2;
   constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
   static_assert(kNumColumnTiles % kTilesTogether == 0,
                 "column tiles are multiplied in whole groups");

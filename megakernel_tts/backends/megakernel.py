@@ -30,6 +30,7 @@ from megakernel_tts.backends.prefill_batching import (
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.prompt_uploads import PromptUploads
 from megakernel_tts.backends.protocol import (
+    FEW_STREAMS,
     Frames,
     PendingCodes,
     PrefillRequest,
@@ -95,8 +96,9 @@ class Megakernel:
         self.num_slots, self.max_positions = num_slots, max_positions
         self._config, self._device = config, pad.device
         info = self._kernels.info
-        self.max_streams, self._narrow_streams = self._kernels.max_streams, info.max_streams
-        self._max_columns = info.max_prefill_columns
+        self.max_streams = self._kernels.max_streams
+        self._narrow_streams = self._kernels.narrow_streams
+        self._tile_sizes = info.max_streams, info.max_prefill_columns  # the first one, the others
         num_pages = choose_num_pages(
             decode_memory(config, self._kernels, num_slots, max_positions, len(captured_heads)),
             num_slots=num_slots,
@@ -165,7 +167,7 @@ class Megakernel:
 
     def _num_tiled(self, request: PrefillRequest) -> int:
         """Returns how many common positions, in whole prompt tiles, the prefix cache may hold."""
-        return num_tiled_positions(request.num_common, self._narrow_streams, self._max_columns)
+        return num_tiled_positions(request.num_common, *self._tile_sizes)
 
     def _chunk_end(self, begin: int, end: int, num_run: int, budget: int | None) -> int:
         """Returns where the prefill chunk ends that begins after `num_run` positions ran."""
@@ -173,7 +175,7 @@ class Megakernel:
             return end
         if num_run >= max(budget, 1):
             return begin
-        return chunk_end(begin, end, budget - num_run, self._narrow_streams, self._max_columns)
+        return chunk_end(begin, end, budget - num_run, *self._tile_sizes)
 
     def _check_prompt(self, request: PrefillRequest) -> None:
         hidden_size, prompt = self._config.talker.stack.hidden_size, request.prompt
@@ -241,8 +243,8 @@ class Megakernel:
         """Launches prefill chunks; does not wait."""
         if not chunks:
             return
-        sizes = self._narrow_streams, self._max_columns
-        narrow = fill_batches(chunks, *sizes, self._max_columns)
+        sizes = self._tile_sizes
+        narrow = fill_batches(chunks, *sizes, self._kernels.info.max_prefill_columns)
         wide, wide_columns = narrow, self._kernels.max_wide_prefill_columns
         if wide_columns and len(narrow) > 1:
             wide = fill_batches(chunks, *sizes, wide_columns, wide=True)
@@ -334,7 +336,7 @@ class Megakernel:
         num_frames = self._cache.prepare_frames(num_positions, num_frames)
         needs_text = num_frames > 1 or any(self._state[slot].num_frames for slot in slots)
         # The prompts of many streams run on the device for longer than the copy takes the host.
-        if needs_text or len(slots) > self._narrow_streams:
+        if needs_text or len(slots) > FEW_STREAMS:
             self._text_uploads.flush()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
@@ -378,8 +380,8 @@ class Megakernel:
             time.sleep(_POLL_INTERVAL_S)
         if not self._done.query():
             on_last_frame()
-        is_narrow = self._buffers.params.num_streams <= self._narrow_streams
-        wait_for_event(self._done, spinning=is_narrow)
+        is_few = self._buffers.params.num_streams <= FEW_STREAMS
+        wait_for_event(self._done, spinning=is_few)
 
     def _collect(self, num_streams: int, num_frames: int) -> list[NDArray[np.int64]]:
         """Each stream's frames [published, 1 + code groups]: the end reason, the codes."""

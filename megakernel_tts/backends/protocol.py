@@ -13,6 +13,8 @@ from torch import Tensor
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.sampling import Sampling
 
+FEW_STREAMS = 8  # streams at most of which a frame is so short that 0.1 ms of the host matter
+
 # For each slot of a step, host memory [frames, groups] that receives the codes of its frames.
 PendingCodes = Sequence[NDArray[np.int32]]
 

@@ -18,13 +18,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from megakernel_tts.backends.protocol import Backend
+from megakernel_tts.backends.protocol import FEW_STREAMS, Backend
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.segment import SwappedState
 from megakernel_tts.engine.stream import Stream
-
-_FEW_STREAMS = 8  # as many as a launch of the narrow kernels takes
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class Scheduler:
     @property
     def few_open(self) -> bool:
         """Whether so few streams are open that the time to a first chunk precedes throughput."""
-        return len(self._streams) <= _FEW_STREAMS
+        return len(self._streams) <= FEW_STREAMS
 
     @property
     def leaving(self) -> list[Stream]:

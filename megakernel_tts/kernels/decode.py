@@ -28,6 +28,7 @@ from megakernel_tts.kernels.wide import (
     compiled_widths,
     kernel_names,
     least_blocks,
+    narrow_limit,
     needed_widths,
     write_addresses,
 )
@@ -231,7 +232,7 @@ class DecodeKernels:
     Attributes:
         info: Facts about the build.
         num_blocks: Thread blocks of every launch: one a multiprocessor, as far as each has rows.
-        wide: Kernels for more streams than `info.max_streams`, in ascending order.
+        wide: Kernels for more streams than `narrow_streams`, in ascending order.
     """
 
     def __init__(self, module: KernelModule, gpu: GpuProperties) -> None:
@@ -272,6 +273,13 @@ class DecodeKernels:
     def max_streams(self) -> int:
         """Streams of a launch at most."""
         return self.wide[-1].info.max_streams if self.wide else self.info.max_streams
+
+    @property
+    def narrow_streams(self) -> int:
+        """Streams up to which `generate` is used; more take `generate_wide`."""
+        return narrow_limit(
+            [kernel.info.max_streams for kernel in self.wide], self.info.max_streams
+        )
 
     @property
     def max_wide_prefill_columns(self) -> int:

@@ -1,7 +1,5 @@
 """Shapes of known models, to build and check their kernels without a checkpoint."""
 
-from dataclasses import replace
-
 from megakernel_common.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
@@ -28,18 +26,7 @@ def all_programs() -> list[Program]:
 
 
 def _decode_programs(size: str) -> list[Program]:
-    """The decode kernels of a size.
-
-    Of the wide kernels, each architecture has the two widest ones: the widest needs the most shared
-    memory, but the one before it may need more registers (`kTilesTogether`).
-    """
+    """The decode kernels of a size: those for few streams, and the wide ones of every width."""
     shapes = _SIZES[size]
-    checked: dict[int, tuple[str, ...]] = {}  # width -> architectures
-    for architecture in ARCHITECTURES:
-        for width in compiled_widths(architecture)[-2:]:
-            checked[width] = (*checked.get(width, ()), architecture)
-    wide = [
-        replace(program_of_shapes(*shapes, num_streams=width), architectures=architectures)
-        for width, architectures in sorted(checked.items())
-    ]
-    return [program_of_shapes(*shapes), *wide]
+    widths = {width for one in ARCHITECTURES for width in compiled_widths(one)}
+    return [program_of_shapes(*shapes, num_streams=width) for width in (0, *sorted(widths))]

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
 # Architecture -> streams of the wide kernels for which registers and shared memory suffice.
 _WIDTHS = {
-    "80": (16,),
-    "86": (16, 32),
-    "89": (16, 32),
-    "90a": (16, 32, 48, 64),
-    "100a": (16, 32, 64),  # 48 would spill registers
-    "120a": (16, 32),
+    "80": (8, 16),
+    "86": (8, 16, 32),
+    "89": (8, 16, 32),
+    "90a": (8, 16, 32, 48, 64),
+    "100a": (8, 16, 32, 64),  # 48 would spill registers
+    "120a": (8, 16, 32),
 }
-_WIDTHS_OF_OTHERS = (16,)
+_WIDTHS_OF_OTHERS = (8, 16)
+# Streams up to which a launch takes the kernels for few streams. On an H200 these take 19 % less
+# time than a wide one of 8 with one stream, and at most 4 % more with four.
+_NARROW_STREAMS = 4
 _MIN_PREFILL_WIDTH = 32  # of the kernels that prefill
 _VALUE_BYTES = 4  # of a value of the workspace
 _SINGLE_BUFFERS = ("predictor_input", "sampled_codes", "non_finite", "abort_flag")
@@ -46,15 +49,27 @@ def compiled_widths(architecture: str) -> tuple[int, ...]:
     return _WIDTHS.get(architecture, _WIDTHS_OF_OTHERS)
 
 
+def narrow_limit(widths: Sequence[int], narrow_streams: int) -> int:
+    """Streams up to which a launch uses the kernels for few streams.
+
+    Args:
+        widths: Streams of the wide kernels, in ascending order.
+        narrow_streams: Streams that the kernels for few streams take.
+    """
+    has_faster = len(widths) > 0 and widths[0] <= narrow_streams
+    return _NARROW_STREAMS if has_faster else narrow_streams
+
+
 def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> tuple[int, ...]:
     """The wide kernels that launches of up to so many streams use.
 
     Args:
         architecture: As nvcc names it.
         num_streams: Streams of a launch at most.
-        narrow_streams: Streams of the kernels for few streams.
+        narrow_streams: Streams that the kernels for few streams take.
     """
-    limits = (narrow_streams, *compiled_widths(architecture))
+    widths = compiled_widths(architecture)
+    limits = (narrow_limit(widths, narrow_streams), *widths)
     return tuple(width for less, width in pairwise(limits) if less < num_streams)
 
 

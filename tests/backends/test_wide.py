@@ -42,6 +42,7 @@ def test_streams_that_join_and_leave_have_their_own_codes(make_wide_rig: MakeWid
 @pytest.mark.parametrize(
     ("size", "width", "few", "num_prefills"),
     [
+        ("1b7", 8, (0, 1, 5, 6, 7), 0),
         ("1b7", 16, range(1, 9), 0),
         ("0b6", 48, (0, 15, 16, 38, 39, 40), 3),
         ("0b6", 64, (0, 7, 8, 30, 31, 32), 2),
@@ -103,17 +104,22 @@ def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(
     assert all(map(torch.equal, *states))
 
 
+@pytest.mark.parametrize(("width", "count"), [(8, 5), (16, 9)])
 @pytest.mark.parametrize("size", SIZES)  # only the larger one has an input projection
 def test_schedules_change_neither_codes_nor_epochs(
-    make_wide_rig: MakeWideRig, monkeypatch: pytest.MonkeyPatch, size: Size
+    make_wide_rig: MakeWideRig,
+    monkeypatch: pytest.MonkeyPatch,
+    size: Size,
+    width: int,
+    count: int,
 ) -> None:
     monkeypatch.setattr(megakernel, "_TIMEOUT_NS", 1_000_000)  # readings of the emulated clock
-    rig = make_wide_rig(size, 16)
+    rig, slots = make_wide_rig(size, width), range(count)
     codes = []
     for rig.module.schedule_seed, rig.module.late in ((1, 0), (2, 2000)):
-        rig.begin(rig.wide, range(9))
-        codes.append(step_slots(rig.wide, range(9)))
-        for slot in range(9):
+        rig.begin(rig.wide, slots)
+        codes.append(step_slots(rig.wide, slots))
+        for slot in slots:
             rig.wide.release(slot)
     assert codes[0] == codes[1]
     assert rig.module.epoch_violations() == 0
@@ -140,21 +146,32 @@ def test_a_wait_that_times_out_ends_the_launch(
 @pytest.mark.parametrize(
     ("architecture", "num_streams", "widths"),
     [
-        ("90a", 8, ()),
-        ("90a", 9, (16,)),
-        ("90a", 16, (16,)),
-        ("90a", 33, (16, 32, 48)),
-        ("90a", 200, (16, 32, 48, 64)),
-        ("100a", 200, (16, 32, 64)),
-        ("86", 200, (16, 32)),
-        ("80", 200, (16,)),
-        ("75", 200, (16,)),
+        ("90a", 4, ()),
+        ("90a", 5, (8,)),
+        ("90a", 8, (8,)),
+        ("90a", 9, (8, 16)),
+        ("90a", 33, (8, 16, 32, 48)),
+        ("90a", 200, (8, 16, 32, 48, 64)),
+        ("100a", 200, (8, 16, 32, 64)),
+        ("86", 200, (8, 16, 32)),
+        ("80", 200, (8, 16)),
+        ("75", 200, (8, 16)),
     ],
 )
 def test_the_kernels_that_the_slots_need_are_loaded(
     architecture: str, num_streams: int, widths: tuple[int, ...]
 ) -> None:
     assert needed_widths(architecture, num_streams, 8) == widths
+
+
+def test_up_to_four_streams_take_the_kernels_for_few(make_wide_rig: MakeWideRig) -> None:
+    """Where a wide kernel takes as few streams as they do, which is faster for five and more."""
+    rig = make_wide_rig("1b7", 8)
+    rig.begin(rig.wide, range(8))
+    for count in (5, 8, 4):
+        step_slots(rig.wide, range(count))
+    assert rig.module.launched == ["generate_wide"] * 2
+    assert rig.narrow_module.launched[-1] == "generate_streams"
 
 
 @pytest.mark.gpu
@@ -186,7 +203,7 @@ def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
             return codes
 
         solo = {slot: codes for slot in range(64) for codes in generate([slot]).values()}
-        for count in (2, 8, 9, 16, 17, 32, 33, 48, 49, 64):
+        for count in (2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 49, 64):
             slots = range(64 - count, 64)
             for _ in range(3):
                 assert generate(slots) == {slot: solo[slot] for slot in slots}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.host import main
+from bench.host import HostTimes, host_tts, main, measure
 
 
 def test_the_command_measures_each_size_of_chunks(
@@ -21,8 +21,17 @@ def test_the_command_measures_each_size_of_chunks(
     assert content["times_ms"] == {"frame": 4.5, "prompt": 0.05, "codec": 1.2}
     rows = content["host"]
     assert [(row["streams"], row["chunk_frames"]) for row in rows] == [(9, 2), (9, 4), (9, 8)]
+    assert {row["pace"] for row in rows} == {"without pauses"}
     assert all(0 < row["engine_core_share"] <= row["process_core_share"] for row in rows)
     assert content["event_loop_ms"]["streams"] == 9
+
+
+def test_live_streams_are_read_at_the_pace_of_playback() -> None:
+    """As many seconds of audio per second as streams, less the time until their first chunks."""
+    with host_tts(HostTimes(), 2) as tts:
+        row = measure(tts, 2, 8, 1, "live")
+    assert (row.pace, row.chunk_frames) == ("live", 8)
+    assert 1 < row.audio_seconds_per_second <= 2
 
 
 def test_a_size_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
