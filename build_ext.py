@@ -1,6 +1,6 @@
 """Builds or checks the CUDA kernels.
 
-python build_ext.py                 # compile the released sizes for the GPU of this machine
+python build_ext.py                 # compile the released sizes for this GPU and eight slots
 python build_ext.py --check         # compile for every architecture; needs nvcc but no GPU
 python build_ext.py --check all     # the same, also what has not changed since the last check
 """

@@ -5,7 +5,7 @@ CUDA stream and a second engine synthesises. Every code must be the same both ti
 random weights of the 0.6B size, unless --model names one.
 
 python -m bench.exchange_soak --json bench/results/exchange-soak.json
-python -m bench.exchange_soak --slots 16  # wide kernels
+python -m bench.exchange_soak --slots 4  # the kernels for few streams instead of a wide one
 """
 
 import argparse

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from bench.report import write
 from megakernel_common.kernels import build
-from megakernel_common.kernels.program import ARCHITECTURES
 from megakernel_tts.kernels.wide import needed_widths
 
 _SOURCE = Path(__file__).with_suffix(".cu")
@@ -31,7 +30,7 @@ _MODELS = {
     "tiny": ("ModelTinyWide", 2, 2),
 }
 
-_LARGE_SHARED_KB = 200  # of shared memory, with which a launch of few streams takes eight
+_NARROW_CAPACITY = 8  # streams that the kernels for few streams take at most
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ def kernel_width(architecture: str, num_streams: int) -> int:
         architecture: As nvcc names it, such as `90a`.
         num_streams: Streams of a launch.
     """
-    narrow_streams = 4 if ARCHITECTURES.get(architecture, 0) < _LARGE_SHARED_KB else 8
-    return (0, *needed_widths(architecture, num_streams, narrow_streams))[-1]
+    return (0, *needed_widths(architecture, num_streams, _NARROW_CAPACITY))[-1]
 
 
 def compile_program(model: str, architecture: str, folder: Path, width: int = 0) -> Path:
@@ -133,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", choices=_MODELS, default="0.6B", help="random weights of this size")
-    add("--streams", type=_integers, default=[1, 8], help="streams of a launch, such as 1,8")
+    add("--streams", type=_integers, default=[1, 4, 8], help="streams of a launch, such as 1,4,8")
     add(
         "--positions",
         type=_integers,

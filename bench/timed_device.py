@@ -39,6 +39,7 @@ from megakernel_tts.kernels.structs import (
     PrefillBatch,
     PublishedFrame,
 )
+from megakernel_tts.kernels.wide import compiled_widths, needed_widths
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import read_codec_config, read_model_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -48,7 +49,8 @@ from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 REQUEST_FRAMES = 50
-_WIDE_STREAMS = 64
+_ARCHITECTURE = "90a"  # whose widths of kernels the device has
+_MAX_STREAMS = compiled_widths(_ARCHITECTURE)[-1]
 _POSITIONS = 256
 _PR_SET_TIMERSLACK = 29  # option of prctl(2)
 
@@ -155,7 +157,7 @@ class _SimulatedKernels:
         self._frame_s = 0.0
         self._num_frames = 0
         # Frames of a launch [streams * frames, end reason and codes], copied by each.
-        shape = (_WIDE_STREAMS * MAX_FRAMES, 1 + NUM_CODE_GROUPS)
+        shape = (_MAX_STREAMS * MAX_FRAMES, 1 + NUM_CODE_GROUPS)
         self._frames = np.random.default_rng(0).integers(0, num_codes, shape, np.int32)
         self._frames[:, 0] = 0
 
@@ -304,10 +306,10 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, SimulatedDevice]:
     prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
     simulated = _SimulatedKernels(config.talker.num_codes, device)
     narrow = _SimulatedModule(simulated, ARGUMENT_STREAMS, max(times.prompt))
-    wide = _SimulatedModule(simulated, _WIDE_STREAMS, max_columns=0)  # the times lack wide prefills
     kernels = DecodeKernels(narrow, GpuProperties(1, 0))
-    if slots > ARGUMENT_STREAMS:
-        kernels.add_wide(wide, config)
+    for width in needed_widths(_ARCHITECTURE, slots, ARGUMENT_STREAMS):
+        # The times lack wide prefills.
+        kernels.add_wide(_SimulatedModule(simulated, width, max_columns=0), config)
     kernel = TimedKernel(
         model,
         config,

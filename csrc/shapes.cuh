@@ -45,8 +45,8 @@ constexpr int kMaxPrefillColumns = kIsWide ? 0 : kSmallSharedMemory ? kMaxStream
 // the program of the kernels for few streams.
 constexpr int kPromptTileSize = (kSmallSharedMemory ? 4 : 16) / kNumSplits;
 static_assert(kIsWide || kMaxPrefillColumns == kPromptTileSize, "a prompt tile fills a batch");
-// Columns of the wide prefill kernel; the partial sums of 16 columns have no room for its
-// attention.
+// Columns of the wide prefill kernel; the partial sums of 8 and 16 columns have no room for
+// its attention.
 constexpr int kWidePrefillColumns = kWideStreams >= 32 ? kWideStreams : 0;
 constexpr int kWideBatchColumns = 64;  // columns of a WidePrefillBatch, used or not
 static_assert(kWidePrefillColumns <= kWideBatchColumns, "a WidePrefillBatch holds every column");

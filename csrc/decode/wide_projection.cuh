@@ -133,8 +133,8 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
   num_columns = warp_uniform(num_columns), num_row_groups = warp_uniform(num_row_groups);
   const int num_steps = warp_uniform((k + kStepK - 1) / kStepK), warp = uniform_warp_idx();
   const uint32_t* from = input.values + (warp * kNumColumnTiles * 32 + lane_idx()) * 4;
-  // Column tiles are multiplied together, since a matrix instruction has a long latency, as far as
-  // the registers suffice.
+  // Two column tiles are multiplied together, since a matrix instruction has a long latency, if
+  // there are two and the registers suffice.
   constexpr int kTilesTogether = MaxColumns == 8 || MaxColumns > 48 ? 1 : 2;
   constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
   static_assert(kNumColumnTiles % kTilesTogether == 0,

@@ -30,7 +30,7 @@ from megakernel_tts.backends.prefill_batching import (
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.prompt_uploads import PromptUploads
 from megakernel_tts.backends.protocol import (
-    FEW_STREAMS,
+    LOW_LATENCY_STREAMS,
     Frames,
     PendingCodes,
     PrefillRequest,
@@ -97,8 +97,9 @@ class Megakernel:
         self._config, self._device = config, pad.device
         info = self._kernels.info
         self.max_streams = self._kernels.max_streams
-        self._narrow_streams = self._kernels.narrow_streams
-        self._tile_sizes = info.max_streams, info.max_prefill_columns  # the first one, the others
+        self._narrow_limit = self._kernels.narrow_limit
+        # Positions of a prompt's first tile, and of its other ones.
+        self._tile_sizes = info.max_streams, info.max_prefill_columns
         num_pages = choose_num_pages(
             decode_memory(config, self._kernels, num_slots, max_positions, len(captured_heads)),
             num_slots=num_slots,
@@ -336,13 +337,13 @@ class Megakernel:
         num_frames = self._cache.prepare_frames(num_positions, num_frames)
         needs_text = num_frames > 1 or any(self._state[slot].num_frames for slot in slots)
         # The prompts of many streams run on the device for longer than the copy takes the host.
-        if needs_text or len(slots) > FEW_STREAMS:
+        if needs_text or len(slots) > LOW_LATENCY_STREAMS:
             self._text_uploads.flush()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
         streams = [self._state[slot].update(slot, self.max_positions) for slot in slots]
-        if len(slots) <= self._narrow_streams:
+        if len(slots) <= self._narrow_limit:
             for i, stream in enumerate(streams):
                 params.streams[i] = stream
             self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
@@ -380,8 +381,8 @@ class Megakernel:
             time.sleep(_POLL_INTERVAL_S)
         if not self._done.query():
             on_last_frame()
-        is_few = self._buffers.params.num_streams <= FEW_STREAMS
-        wait_for_event(self._done, spinning=is_few)
+        num_streams = self._buffers.params.num_streams
+        wait_for_event(self._done, spinning=num_streams <= LOW_LATENCY_STREAMS)
 
     def _collect(self, num_streams: int, num_frames: int) -> list[NDArray[np.int64]]:
         """Each stream's frames [published, 1 + code groups]: the end reason, the codes."""

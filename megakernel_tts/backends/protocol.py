@@ -13,7 +13,7 @@ from torch import Tensor
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.sampling import Sampling
 
-FEW_STREAMS = 8  # streams at most of which a frame is so short that 0.1 ms of the host matter
+LOW_LATENCY_STREAMS = 8  # up to so many, 0.1 ms of the host in a step shows in the latency
 
 # For each slot of a step, host memory [frames, groups] that receives the codes of its frames.
 PendingCodes = Sequence[NDArray[np.int32]]

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from megakernel_tts.backends.protocol import FEW_STREAMS, Backend
+from megakernel_tts.backends.protocol import LOW_LATENCY_STREAMS, Backend
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.segment import SwappedState
@@ -141,7 +141,7 @@ class Scheduler:
     @property
     def few_open(self) -> bool:
         """Whether so few streams are open that the time to a first chunk precedes throughput."""
-        return len(self._streams) <= FEW_STREAMS
+        return len(self._streams) <= LOW_LATENCY_STREAMS
 
     @property
     def leaving(self) -> list[Stream]:

@@ -232,7 +232,7 @@ class DecodeKernels:
     Attributes:
         info: Facts about the build.
         num_blocks: Thread blocks of every launch: one a multiprocessor, as far as each has rows.
-        wide: Kernels for more streams than `narrow_streams`, in ascending order.
+        wide: Kernels for more streams than `narrow_limit`, in ascending order.
     """
 
     def __init__(self, module: KernelModule, gpu: GpuProperties) -> None:
@@ -275,7 +275,7 @@ class DecodeKernels:
         return self.wide[-1].info.max_streams if self.wide else self.info.max_streams
 
     @property
-    def narrow_streams(self) -> int:
+    def narrow_limit(self) -> int:
         """Streams up to which `generate` is used; more take `generate_wide`."""
         return narrow_limit(
             [kernel.info.max_streams for kernel in self.wide], self.info.max_streams

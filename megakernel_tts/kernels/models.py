@@ -11,12 +11,17 @@ _RELEASED = {
     "0.6B": (StackShape(1024, 16, 8, 3072), _RELEASED_PREDICTOR, 2048),
     "1.7B": (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
 }
+_DEFAULT_WIDTH = 8  # of the wide kernel that the default number of slots needs
 _SIZES = {**_RELEASED, "demo": (StackShape(256, 4, 2, 512), StackShape(256, 2, 1, 512), 256)}
 
 
 def released_programs() -> list[Program]:
-    """The decode kernels of the released sizes."""
-    return [program_of_shapes(*shapes) for shapes in _RELEASED.values()]
+    """The decode kernels of the released sizes for up to eight streams, the default."""
+    return [
+        program_of_shapes(*shapes, num_streams=width)
+        for shapes in _RELEASED.values()
+        for width in (0, _DEFAULT_WIDTH)
+    ]
 
 
 def all_programs() -> list[Program]:

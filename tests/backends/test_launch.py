@@ -13,7 +13,7 @@ from megakernel_common.kernels.operator_module import OperatorModule
 from megakernel_tts import ChunkPolicy, Sampling
 from megakernel_tts.backends.decode_buffers import PHASES
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.backends.protocol import PendingCodes, PrefillRequest
+from megakernel_tts.backends.protocol import LOW_LATENCY_STREAMS, PendingCodes, PrefillRequest
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.kernels.structs import Params
@@ -173,7 +173,8 @@ class _VirtualEvent:
     ("frames", "over_after", "sleeps"), [(1, 1, 0), (2, 2, 1), (8, 8, 7), (8, 3, 3)]
 )
 @pytest.mark.parametrize(
-    ("num_streams", "end"), [(MAX_STREAMS, ["spin"]), (MAX_STREAMS + 1, ["sleep", "over"])]
+    ("num_streams", "end"),
+    [(LOW_LATENCY_STREAMS, ["spin"]), (LOW_LATENCY_STREAMS + 1, ["sleep", "over"])],
 )
 def test_the_host_polls_until_the_last_frame_and_spins_for_its_end_if_streams_are_few(
     comparison: MakeComparison,

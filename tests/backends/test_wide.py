@@ -1,4 +1,4 @@
-"""One launch for more than eight streams: every stream has the bits of launches of few streams."""
+"""One launch for up to 64 streams: every stream has the bits of launches of few streams."""
 
 import shutil
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from megakernel_tts.backends import megakernel
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.kernels.wide import needed_widths
+from megakernel_tts.kernels.wide import narrow_limit, needed_widths
 from megakernel_tts.loader import load_checkpoint
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.model.random_released import write_released_checkpoint
@@ -125,7 +125,9 @@ def test_schedules_change_neither_codes_nor_epochs(
     assert rig.module.epoch_violations() == 0
 
 
-@pytest.mark.parametrize(("size", "width", "count"), [("1b7", 16, 9), ("0b6", 64, 64)])
+@pytest.mark.parametrize(
+    ("size", "width", "count"), [("1b7", 8, 5), ("1b7", 16, 9), ("0b6", 64, 64)]
+)
 def test_a_wait_that_times_out_ends_the_launch(
     make_wide_rig: MakeWideRig,
     monkeypatch: pytest.MonkeyPatch,
@@ -166,12 +168,24 @@ def test_the_kernels_that_the_slots_need_are_loaded(
 
 def test_up_to_four_streams_take_the_kernels_for_few(make_wide_rig: MakeWideRig) -> None:
     """Where a wide kernel takes as few streams as they do, which is faster for five and more."""
-    rig = make_wide_rig("1b7", 8)
-    rig.begin(rig.wide, range(8))
-    for count in (5, 8, 4):
-        step_slots(rig.wide, range(count))
-    assert rig.module.launched == ["generate_wide"] * 2
-    assert rig.narrow_module.launched[-1] == "generate_streams"
+    rig, codes = make_wide_rig("1b7", 8), []
+    for kernel in (rig.wide, rig.narrow):
+        rig.begin(kernel, range(8))
+        codes.append([step_slots(kernel, range(count)) for count in (5, 8, 4, 1, 5)])
+    assert codes[0] == codes[1]
+    assert rig.module.launched == ["generate_wide"] * 3
+    of_few = [kernel for kernel in rig.narrow_module.launched if kernel.startswith("generate")]
+    assert of_few[:2] == ["generate_streams", "generate_single"]
+
+
+@pytest.mark.parametrize(
+    ("widths", "capacity", "limit"),
+    [([], 8, 8), ([16], 8, 8), ([16], 4, 4), ([8], 8, 4), ([8, 16], 4, 4), ([8, 16], 8, 4)],
+)
+def test_a_wide_kernel_of_as_few_streams_limits_the_kernels_for_few(
+    widths: list[int], capacity: int, limit: int
+) -> None:
+    assert narrow_limit(widths, capacity) == limit
 
 
 @pytest.mark.gpu

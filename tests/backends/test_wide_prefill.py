@@ -199,5 +199,5 @@ def test_prompts_of_a_released_size_have_the_codes_of_narrow_batches(
                     kernel.release(0)
         return made
 
-    narrow = generate(8, 1)  # for eight slots only narrow kernels are loaded
+    narrow = generate(8, 1)  # no wide kernel for eight slots takes prompts
     assert generate(64, 20) == narrow * 20

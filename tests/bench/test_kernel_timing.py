@@ -5,12 +5,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kernel_timing import LaunchTiming, compile_program, parse_timing, run_jobs
+from bench.kernel_timing import (
+    LaunchTiming,
+    compile_program,
+    kernel_width,
+    parse_timing,
+    run_jobs,
+)
 from megakernel_common.kernels import build
 
 
 def test_output_line_has_median_minimum_and_checksum() -> None:
     assert parse_timing("36.64 36.51 00ff") == LaunchTiming(36.64, 36.51, "00ff")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_streams", "width"),
+    [("90a", 1, 0), ("90a", 4, 0), ("90a", 5, 8), ("90a", 33, 48), ("86", 4, 0), ("86", 17, 32)],
+)
+def test_the_program_is_that_which_the_backend_launches(
+    architecture: str, num_streams: int, width: int
+) -> None:
+    assert kernel_width(architecture, num_streams) == width
 
 
 @pytest.mark.gpu

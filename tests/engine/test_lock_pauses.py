@@ -14,7 +14,7 @@ from megakernel_tts.engine.lock_pauses import LockPauses
 from megakernel_tts.engine.stream import Stream
 from tests.rig import MakeRig, ManualClock, Rig, read
 
-_NUM_STREAMS = 2 * scheduler.FEW_STREAMS
+_NUM_STREAMS = 2 * scheduler.LOW_LATENCY_STREAMS
 _WORK_S = 4e-4  # of the work for one stream
 _MAX_WORKED = 3  # streams; the work for them takes longer than the limit
 
@@ -53,7 +53,7 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> CountedPauses:
 @pytest.fixture
 def paused_for_any(paused: CountedPauses, monkeypatch: pytest.MonkeyPatch) -> CountedPauses:
     """Counts the pauses, which any number of streams has."""
-    monkeypatch.setattr(scheduler, "FEW_STREAMS", 0)
+    monkeypatch.setattr(scheduler, "LOW_LATENCY_STREAMS", 0)
     return paused
 
 
