@@ -8,6 +8,7 @@ between them.
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ _WORD = 0.10  # every word, in addition to its letters and digits
 _LETTER = 0.045
 _DIGIT = 0.30  # is spoken as a word
 _UNSPACED = 0.20  # a character of a script without spaces
+
+_MAX_KNOWN_WORDS, _MAX_KNOWN_LENGTH = 4096, 32  # of the cache of words, in characters
 
 _PAUSE_INTERVALS = 8  # silent intervals that end a clause
 # A pause corrects the estimate to a clause within this distance: a share of the time since the last
@@ -39,6 +42,15 @@ def _spoken_seconds(words: Sequence[WrittenWord]) -> float:
     return sum(
         _UNSPACED if word.unspaced else _WORD + _letters(word.text) for word in words if word.spoken
     )
+
+
+def _pace(word: str) -> tuple[float, bool]:
+    """Seconds of what is spoken for a word, and whether a clause ends with it."""
+    spoken = split_words(word)
+    return _spoken_seconds(spoken), spoken[-1].ends_clause
+
+
+_known_pace = lru_cache(_MAX_KNOWN_WORDS)(_pace)  # most words of a text were in earlier ones
 
 
 def _letters(word: str) -> float:
@@ -78,10 +90,12 @@ class EstimatedWordTimer:
         word gets the punctuation that has arrived by then.
         """
         while self._text_end < before_s and self._num_queued < self._transcript.num_complete:
-            spoken = split_words(self._transcript.spoken(self._num_queued))
+            spoken = self._transcript.spoken(self._num_queued)
+            is_short = len(spoken) <= _MAX_KNOWN_LENGTH
+            seconds, ends_clause = _known_pace(spoken) if is_short else _pace(spoken)
             self._pending.append((self._transcript[self._num_queued], self._text_end))
-            self._text_end += _spoken_seconds(spoken)
-            if spoken[-1].ends_clause:
+            self._text_end += seconds
+            if ends_clause:
                 self._clause_starts.append(self._text_end)
             self._num_queued += 1
 

@@ -24,6 +24,8 @@ _BREAK = re.compile(r"<break\b", re.IGNORECASE)
 _CLAUSE_ENDS = tuple(",;:.!?…—。，、；：！？｡")
 _CLOSING = "\"'”’»)]}」』）】"  # marks that may follow the end of a clause
 _INCOMPLETE_WORD = re.compile(r"\s\S*$")  # characters after a word that may belong to the next one
+_LETTER_OR_DIGIT = re.compile(r"[A-Za-z0-9]")  # of ASCII
+_TAG_OPENING = re.compile(r"[<\[]")
 _OPENS_TAG = {"<": True, "[": True, ">": False, "]": False}  # "[laugh]", "<3"; ends at a space
 
 
@@ -269,6 +271,8 @@ class Transcript:
     def _parse(self, tokens: list[bytes]) -> list[_Token]:
         """Adds the characters of tokens to the text and classifies the tokens."""
         new_text = b"".join(tokens).decode(errors="replace")
+        if new_text.isascii() and not self._in_tag and not _TAG_OPENING.search(new_text):
+            return self._parse_ascii(tokens, new_text)
         char_at: dict[int, int] = {}  # first byte of a character -> its index in the text
         sounds: dict[int, bool] = {}  # first byte of a letter or digit -> whether outside tags
         in_tag, num_bytes = self._in_tag, 0
@@ -291,4 +295,17 @@ class Transcript:
             silent = not any(sounds[byte] for byte in letters)
             parsed.append(_Token(index, letter, silent, start not in char_at))
             start += len(token)
+        return parsed
+
+    def _parse_ascii(self, tokens: list[bytes], new_text: str) -> list[_Token]:
+        """The same for ASCII outside tags, of which each byte is a character."""
+        begin, start = len(self.text), 0
+        self.text += new_text
+        parsed: list[_Token] = []
+        for index, token in enumerate(tokens, self.num_tokens):
+            stop = start + len(token)
+            found = _LETTER_OR_DIGIT.search(new_text, start, stop)
+            letter = begin + found.start() if found else None
+            parsed.append(_Token(index, letter, found is None, start == len(new_text)))
+            start = stop
         return parsed

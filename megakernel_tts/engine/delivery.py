@@ -1,7 +1,6 @@
 """From decoded frames to the session's events: runaway guard, word times, retries, speed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +153,10 @@ class Delivery:
         """Makes the next chunk; `words` are timed from the start of the segment."""
         start_s = self._segment_start / self._sample_rate
         # Rounded, so that the end of a segment and the start of the next are the same number.
-        timed = tuple(replace(word, start=round(start_s + word.start, 3)) for word in words)
+        timed = tuple(
+            Word(word.text, round(start_s + word.start, 3), word.end, word.estimated)
+            for word in words
+        )
         chunk = AudioChunk(pcm, self._sample_rate, codes, self.num_frames, timed, self._segment_idx)
         self.num_frames += len(codes)
         self._num_samples += len(pcm)

@@ -113,6 +113,7 @@ class TextTokenizer:
         self._split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
         self._byte_of = byte_characters()
         self._known: dict[str, list[int]] = {}  # ids of pre-tokens
+        self._bytes_of: dict[int, bytes] = {}  # of the ids so far
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. The caller strips outer whitespace.
@@ -137,8 +138,12 @@ class TextTokenizer:
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token. Those of a whole text are the normalised text in UTF-8."""
-        tokens = (self._bpe.id_to_token(i) or "" for i in ids)
-        return [bytes(self._byte_of[char] for char in token) for token in tokens]
+        known = self._bytes_of
+        for i in ids:
+            if i not in known:
+                token = self._bpe.id_to_token(i) or ""
+                known[i] = bytes(self._byte_of[char] for char in token)
+        return [known[i] for i in ids]
 
     def normalize(self, text: str) -> str:
         """NFC with the tokenizer's tables; Python's may have another Unicode version."""

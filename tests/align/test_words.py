@@ -193,6 +193,14 @@ def test_portions_give_the_same_words_as_the_complete_text(
     assert whole.unit_words == sorted(whole.unit_words) and whole.unit_words[-1] <= len(whole) - 1
 
 
+@given(st.lists(st.text("aB7_ .,-(\n]>", max_size=4), max_size=20))
+def test_ascii_outside_tags_is_read_as_other_text_is(tokens: list[str]) -> None:
+    """A letter that is not of ASCII at the end of the text makes no difference."""
+    texts = (transcript(*tokens, " ", letter) for letter in "eé")
+    one, other = ((t.unit_starts, t.unit_silent, t.unit_words, words_of(t)[:-1]) for t in texts)
+    assert one == other
+
+
 @given(st.lists(TOKENS, min_size=1, max_size=30))
 def test_words_contain_all_text_from_the_first_letter(tokens: list[str]) -> None:
     text = transcript(*tokens)
