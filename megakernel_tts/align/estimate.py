@@ -50,7 +50,9 @@ def _pace(word: str) -> tuple[float, bool]:
     return _spoken_seconds(spoken), spoken[-1].ends_clause
 
 
-_known_pace = lru_cache(_MAX_KNOWN_WORDS)(_pace)  # most words of a text were in earlier ones
+@lru_cache(_MAX_KNOWN_WORDS)  # most words of a text were in earlier ones
+def _known_pace(word: str) -> tuple[float, bool]:
+    return _pace(word)
 
 
 def _letters(word: str) -> float:

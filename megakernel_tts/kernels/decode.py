@@ -7,14 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megakernel_common.kernels.build import architecture_of
 from megakernel_common.kernels.loader import LaunchPath, load_module
 from megakernel_common.kernels.module import KernelModule, LaunchConfig
 from megakernel_common.kernels.program import ARCHITECTURES, Program
+from megakernel_tts.kernels.prefill_spans import num_launchable
 from megakernel_tts.kernels.structs import (
-    BATCH_COLUMNS,
     DECODE_DECLARATIONS,
     HEAD_DIM,
     NUM_CODE_GROUPS,
@@ -277,9 +276,8 @@ class DecodeKernels:
     @property
     def narrow_limit(self) -> int:
         """Streams up to which `generate` is used; more take `generate_wide`."""
-        return narrow_limit(
-            [kernel.info.max_streams for kernel in self.wide], self.info.max_streams
-        )
+        widths = [kernel.info.max_streams for kernel in self.wide]
+        return narrow_limit(widths, self.info.max_streams)
 
     @property
     def max_wide_prefill_columns(self) -> int:
@@ -415,34 +413,9 @@ class DecodeKernels:
                 begin = end
             while begin < end:
                 records = np.frombuffer(memoryview(batches), _BATCH)[begin:end]
-                num_batches = self._num_launchable(records)
+                num_batches = num_launchable(records, self.info.span_size)
                 yield kernel, num_batches
                 begin += num_batches
-
-    def _num_launchable(self, records: NDArray[Any]) -> int:
-        """The number of leading batches that one launch may run: a column's spans may not decrease.
-
-        A span that a column no longer uses keeps an old tag: csrc/exchange.cuh, point 5.
-        """
-        num_spans = self._num_spans(records)
-        decreases = (num_spans > 0) & (num_spans < np.maximum.accumulate(num_spans))
-        (batches,) = np.nonzero(decreases.any(axis=1))
-        return int(batches[0]) if len(batches) else len(records)
-
-    def _num_spans(self, records: NDArray[Any]) -> NDArray[np.int32]:
-        """The spans of earlier positions of each column, as `for_each_item` divides them.
-
-        Args:
-            records: [batches], of type `PrefillBatch`.
-
-        Returns:
-            [batches, columns]; 0 for columns that a batch does not use.
-        """
-        columns, num_columns = records["columns"], records["num_columns"]
-        rows = np.arange(len(records))[:, None]
-        num_positions = columns["position"][rows, columns["first_column"]]
-        num_spans = np.maximum(-(-num_positions // self.info.span_size), 1)
-        return np.where(np.arange(BATCH_COLUMNS) < num_columns[:, None], num_spans, 0)
 
     def _prefill_kernel(self, num_columns: int) -> str:
         """The kernel for so many columns: the fewer, the more shared memory for weights."""
