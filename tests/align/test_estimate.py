@@ -56,8 +56,15 @@ def times(words: list[Word]) -> list[float]:
     return [word.start for word in words]
 
 
-def test_words_at_the_ordinary_pace_are_exact() -> None:
-    text = "One two three four five six seven."
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One two three four five six seven.",
+        "A word of " + 40 * "a" + " letters, longer than what is kept of earlier texts.",
+    ],
+    ids=["short words", "a long word"],
+)
+def test_words_at_the_ordinary_pace_are_exact(text: str) -> None:
     speaker = EstimatedSpeech()
     speaker.write(text)
     lengths = [spoken_seconds(word) for word in text.split()]
