@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.report import write
 from megakernel_common.kernels import build
+from megakernel_tts.kernels.structs import ARGUMENT_STREAMS
 from megakernel_tts.kernels.wide import needed_widths
 
 _SOURCE = Path(__file__).with_suffix(".cu")
@@ -29,8 +30,6 @@ _MODELS = {
     "1.7B": ("Model17B", 28, 5),
     "tiny": ("ModelTinyWide", 2, 2),
 }
-
-_NARROW_CAPACITY = 8  # streams that the kernels for few streams take at most
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def kernel_width(architecture: str, num_streams: int) -> int:
         architecture: As nvcc names it, such as `90a`.
         num_streams: Streams of a launch.
     """
-    return (0, *needed_widths(architecture, num_streams, _NARROW_CAPACITY))[-1]
+    return (0, *needed_widths(architecture, num_streams, ARGUMENT_STREAMS))[-1]
 
 
 def compile_program(model: str, architecture: str, folder: Path, width: int = 0) -> Path:

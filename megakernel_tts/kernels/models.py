@@ -1,10 +1,10 @@
 """Shapes of known models, to build and check their kernels without a checkpoint."""
 
-from megakernel_common.kernels.program import ARCHITECTURES, Program
+from megakernel_common.kernels.program import Program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
-from megakernel_tts.kernels.wide import compiled_widths
+from megakernel_tts.kernels.wide import all_widths
 
 _RELEASED_PREDICTOR = StackShape(1024, 16, 8, 3072)
 _RELEASED = {
@@ -33,5 +33,4 @@ def all_programs() -> list[Program]:
 def _decode_programs(size: str) -> list[Program]:
     """The decode kernels of a size: those for few streams, and the wide ones of every width."""
     shapes = _SIZES[size]
-    widths = {width for one in ARCHITECTURES for width in compiled_widths(one)}
-    return [program_of_shapes(*shapes, num_streams=width) for width in (0, *sorted(widths))]
+    return [program_of_shapes(*shapes, num_streams=width) for width in (0, *all_widths())]

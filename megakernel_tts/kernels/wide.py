@@ -50,6 +50,11 @@ def compiled_widths(architecture: str) -> tuple[int, ...]:
     return _WIDTHS.get(architecture, _WIDTHS_OF_OTHERS)
 
 
+def all_widths() -> list[int]:
+    """The wide kernels that exist for some architecture, in ascending order."""
+    return sorted({*_WIDTHS_OF_OTHERS}.union(*_WIDTHS.values()))
+
+
 def narrow_limit(widths: Sequence[int], narrow_capacity: int) -> int:
     """Streams up to which a launch uses the kernels for few streams.
 

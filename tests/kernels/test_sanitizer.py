@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megakernel_common.kernels import build
-from megakernel_tts.kernels.wide import compiled_widths, kernel_names
+from megakernel_tts.kernels.wide import all_widths, compiled_widths, kernel_names
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +52,7 @@ def test_kernels_have_no_findings(check: Check, tool: str, launch: str) -> None:
 
 @pytest.mark.parametrize("tool", ["racecheck", "memcheck", "synccheck"])
 @pytest.mark.parametrize("launch", ["several", "prompts"])
-@pytest.mark.parametrize("width", [8, 16, 32, 48, 64])
+@pytest.mark.parametrize("width", all_widths())
 def test_wide_kernels_have_no_findings(check: Check, tool: str, launch: str, width: int) -> None:
     if width not in compiled_widths(build.architecture_of(torch.device("cuda"))):
         pytest.skip(f"this GPU has no kernel for {width} streams")
