@@ -56,7 +56,8 @@ class _Chooser:
         fixed: The tile of all launches; None: the one of `choose_tile`.
         chosen: The tile of the last projection; None before one was launched.
         fitting: The tiles that the last projection may have.
-        shape: Rows, columns, taps, channels, dilation, planes and epilogue of the last projection.
+        shape: Rows, columns, taps, channels, dilation, planes, epilogue and channels of the output
+            of the last projection.
         key: The shape, and what else changes the time: planes of the output, whether the sum is
             stored.
     """
@@ -120,6 +121,7 @@ def _shape(params: ProjectionParams) -> Shape:
         params.dilation,
         params.input.num_planes,
         params.epilogue.value,
+        params.output.num_channels,
     )
 
 

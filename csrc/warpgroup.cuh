@@ -78,10 +78,11 @@ DEVICE void pin_sums(float (&sums)[kSize]) {
 #define MEGAKERNEL_SUMS_32(i)                                                \
   MEGAKERNEL_SUMS_8(i), MEGAKERNEL_SUMS_8(i + 8), MEGAKERNEL_SUMS_8(i + 16), \
       MEGAKERNEL_SUMS_8(i + 24)
-#define MEGAKERNEL_REGISTERS_32                                            \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
-  "%30, %31"
+#define MEGAKERNEL_REGISTERS_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define MEGAKERNEL_REGISTERS_32 \
+  MEGAKERNEL_REGISTERS_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define MEGAKERNEL_REGISTERS_48 \
   MEGAKERNEL_REGISTERS_32       \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -119,12 +120,16 @@ DEVICE void warpgroup_mma_f16(float (&sums)[48], uint4 a, MatrixDescriptor b, bo
                : __VA_ARGS__                                                                   \
                : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<uint32_t>(adds)))
 
-// The same with A in shared memory, and 64, 96, 128 or 192 columns.
+// The same with A in shared memory, and 32, 64, 96, 128 or 192 columns.
 template <int kSize>
 DEVICE void warpgroup_mma_f16(float (&sums)[kSize], MatrixDescriptor a, MatrixDescriptor b,
                               bool adds) {
-  static_assert(kSize == 32 || kSize == 48 || kSize == 64 || kSize == 96, "a size of below");
-  if constexpr (kSize == 32) {
+  static_assert(kSize == 16 || kSize == 32 || kSize == 48 || kSize == 64 || kSize == 96,
+                "a size of below");
+  if constexpr (kSize == 16) {
+    MEGAKERNEL_WARPGROUP_MMA_SHARED(32, MEGAKERNEL_REGISTERS_16, 16, 17, 18, MEGAKERNEL_SUMS_8(0),
+                                    MEGAKERNEL_SUMS_8(8));
+  } else if constexpr (kSize == 32) {
     MEGAKERNEL_WARPGROUP_MMA_SHARED(64, MEGAKERNEL_REGISTERS_32, 32, 33, 34, MEGAKERNEL_SUMS_32(0));
   } else if constexpr (kSize == 48) {
     MEGAKERNEL_WARPGROUP_MMA_SHARED(96, MEGAKERNEL_REGISTERS_48, 48, 49, 50, MEGAKERNEL_SUMS_32(0),
@@ -143,6 +148,7 @@ DEVICE void warpgroup_mma_f16(float (&sums)[kSize], MatrixDescriptor a, MatrixDe
 #undef MEGAKERNEL_REGISTERS_64
 #undef MEGAKERNEL_REGISTERS_48
 #undef MEGAKERNEL_REGISTERS_32
+#undef MEGAKERNEL_REGISTERS_16
 #undef MEGAKERNEL_SUMS_32
 #undef MEGAKERNEL_SUMS_8
 

@@ -108,14 +108,15 @@ DEVICE void store_eight_tiled_activations(const Activations& output, int tiled_r
                                                        pack_f16(v[i + 2] - b.x, v[i + 3] - b.y)};
   }
 }
-// Stores channels `channel` and `channel + 1` of a row of two planes that may be tiled.
+// Stores channels `channel` and `channel + 1` of a row that may be tiled.
 DEVICE void store_maybe_tiled_activations(const Activations& output, int row, int channel,
                                           float low, float high) {
   if (!output.is_tiled) return store_activations(output, row, channel, low, high);
   f16* to = output.data + tiled_offset(output, tiled_row(output, row), channel);
   const uint32_t rounded_bits = pack_f16(low, high);
-  const float2 rounded = unpack_f16(rounded_bits);
   *reinterpret_cast<uint32_t*>(to) = rounded_bits;
+  if (output.num_planes == 1) return;
+  const float2 rounded = unpack_f16(rounded_bits);
   *reinterpret_cast<uint32_t*>(to + kTiledPlaneSize) = pack_f16(low - rounded.x, high - rounded.y);
 }
 // Loads eight adjacent channels of a plane of a row that may be tiled, the first a multiple of

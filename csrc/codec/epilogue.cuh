@@ -30,8 +30,9 @@ DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, floa
                       float2 rope) {
   const int width = p.num_columns / 3;
   if (n < 2 * width) {
-    const float rotated = low * rope.x - high * rope.y;
-    high = high * rope.x + low * rope.y;
+    // Explicit, because the compiler could contract the sums differently in each kernel.
+    const float rotated = fmaf(low, rope.x, -(high * rope.y));
+    high = fmaf(high, rope.x, low * rope.y);
     low = rotated;
   }
   if (n < width) {
@@ -44,14 +45,10 @@ DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, floa
   *reinterpret_cast<uint32_t*>(slot + entry * width + n % width) = pack_f16(low, high);
 }
 
-// The input has kPlanes planes below, with kRopeQkv always two.
-
 // The operand of columns n and n + 1 that does not depend on the sums: a pair of rope [frames,
 // head_dim / 2], or of residual [rows, columns].
-template <int kPlanes>
 DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
-  if (kPlanes == 2 && p.epilogue == kRopeQkv)
-    return p.rope[row * (p.head_dim / 2) + n % p.head_dim / 2];
+  if (p.epilogue == kRopeQkv) return p.rope[row * (p.head_dim / 2) + n % p.head_dim / 2];
   if (p.residual == nullptr) return {0, 0};
   const long long at = static_cast<long long>(row) * p.num_columns + n;
   return *reinterpret_cast<const float2*>(p.residual + at);
@@ -60,12 +57,11 @@ DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
 // Finishes columns n and n + 1 of a row, except for the store of two output channels. Writes
 // residual_out [rows, columns]; with the other epilogues queries and kv_cache, or one channel
 // of output. Returns whether `sum` then holds two channels to be stored.
-template <int kPlanes>
 DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& sum,
                            const ColumnParams& even, const ColumnParams& odd, float2 operand) {
   float low = fmaf(sum.x, even.scale, even.bias);
   float high = fmaf(sum.y, odd.scale, odd.bias);
-  if (kPlanes == 2 && p.epilogue == kRopeQkv) {
+  if (p.epilogue == kRopeQkv) {
     store_qkv(p, row, n, low, high, operand);
     return false;
   }
@@ -88,10 +84,9 @@ DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& su
 }
 
 // The same, with the store to output [rows * columns / channels, planes, channels].
-template <int kPlanes>
 DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum, ColumnParams even,
                            ColumnParams odd, float2 operand) {
-  if (!finish_columns<kPlanes>(p, row, n, sum, even, odd, operand)) return;
+  if (!finish_columns(p, row, n, sum, even, odd, operand)) return;
   const int num_output_rows = p.num_columns / p.output.num_channels;
   const int output_row = n / p.output.num_channels;
   store_activations(p.output, static_cast<long long>(row) * num_output_rows + output_row,

@@ -113,7 +113,7 @@ struct ManyRowAccumulator {
           mma_m16n8k16_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
           mma_m16n8k16_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
         }
-        if (T::kPlanes == 2 && plane == 0 && normed) {  // every normed input has two planes
+        if (plane == 0 && normed) {
           square_sums[2 * i] += sum_of_squares(low);
           square_sums[2 * i + 1] += sum_of_squares(high);
         }
@@ -137,16 +137,14 @@ struct ManyRowAccumulator {
         }
       }
     }
-    if constexpr (T::kPlanes == 2) {
-      if (!normed) return;
+    if (!normed) return;
 #pragma unroll
-      for (int i = 0; i < T::kRowGroups; ++i) {
-        float square_sum = square_sums[i];
-        square_sum += shuffle_xor(square_sum, 1);
-        square_sum += shuffle_xor(square_sum, 2);
-        total_square_sums[i] += square_sum;
-        square_sums[i] = 0;
-      }
+    for (int i = 0; i < T::kRowGroups; ++i) {
+      float square_sum = square_sums[i];
+      square_sum += shuffle_xor(square_sum, 1);
+      square_sum += shuffle_xor(square_sum, 2);
+      total_square_sums[i] += square_sum;
+      square_sums[i] = 0;
     }
   }
 };
@@ -214,7 +212,7 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
     const int row = min(first_row + 8 * i + g, p.num_rows - 1);
 #pragma unroll
     for (int j = 0; j < T::kColumnGroups; ++j) {
-      operands[j] = load_epilogue_operand<T::kPlanes>(p, row, n + 8 * j);
+      operands[j] = load_epilogue_operand(p, row, n + 8 * j);
     }
   };
   load_operands(0);
@@ -230,14 +228,14 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
     const bool valid = row < p.num_rows;
     float2 v[T::kColumnGroups];
     float factor = 1;
-    if (T::kPlanes == 2 && p.norm_channels > 0) {
+    if (p.norm_channels > 0) {
       factor = rsqrtf(accumulator.total_square_sums[i] / p.norm_channels + p.eps);
     }
 #pragma unroll
     for (int j = 0; j < T::kColumnGroups; ++j) {
       const float* totals = accumulator.totals[i / 2][j] + i % 2 * 2;
       v[j] = {totals[0], totals[1]};
-      if (T::kPlanes == 2 && p.norm_channels > 0) v[j] = {v[j].x * factor, v[j].y * factor};
+      if (p.norm_channels > 0) v[j] = {v[j].x * factor, v[j].y * factor};
     }
     float2 current[T::kColumnGroups];
 #pragma unroll
@@ -247,9 +245,9 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
 #pragma unroll
       for (int j = 0; j < T::kColumnGroups; ++j) {
         if (kPaired && stores_channels) {
-          finish_columns<T::kPlanes>(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
+          finish_columns(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
         } else {
-          apply_epilogue<T::kPlanes>(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
+          apply_epilogue(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
         }
       }
     }

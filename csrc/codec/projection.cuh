@@ -75,14 +75,15 @@ struct KStep {
   }
 };
 
-// The sum of squares of eight channels.
+// The sum of squares of eight channels. Explicit, because the compiler could contract the sums
+// differently in each kernel.
 DEVICE float sum_of_squares(uint4 v) {
   const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 f = unpack_f16(pairs[i]);
-    sum += f.x * f.x + f.y * f.y;
+    sum = fmaf(f.x, f.x, fmaf(f.y, f.y, sum));
   }
   return sum;
 }
@@ -164,11 +165,9 @@ struct WarpAccumulator {
         }
       }
     }
-    if constexpr (T::kPlanes == 2) {  // every normed input has two planes
-      if (p.norm_channels == 0) return;
+    if (p.norm_channels == 0) return;
 #pragma unroll
-      for (int i = 0; i < T::kRowGroups; ++i) square_sums[i] += sum_of_squares(a[0][i]);
-    }
+    for (int i = 0; i < T::kRowGroups; ++i) square_sums[i] += sum_of_squares(a[0][i]);
   }
 
   // Loads the first weights; they do not depend on the previous kernel.
@@ -260,8 +259,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
 #pragma unroll
     for (int i = 0; i < kRowsPerBatch; ++i) {
       if (thread_row + i * kRowStride >= num_rows) continue;
-      operands[i] =
-          load_epilogue_operand<T::kPlanes>(p, first_row + thread_row + i * kRowStride, n);
+      operands[i] = load_epilogue_operand(p, first_row + thread_row + i * kRowStride, n);
     }
     accumulator.accumulate(begin, end, num_steps);
     accumulator.store(shared, k_split, warp_row);
@@ -281,7 +279,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
       const float factor = rsqrtf(square_sum / p.norm_channels + p.eps);
       sum = {sum.x * factor, sum.y * factor};
     }
-    apply_epilogue<T::kPlanes>(p, first_row + r, n, sum, even, odd, operand);
+    apply_epilogue(p, first_row + r, n, sum, even, odd, operand);
   };
   // A batch of rows at a time. The operands of the next batch are loaded before it is finished.
 #pragma unroll 1
@@ -291,7 +289,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared
     for (int i = 0; i < kRowsPerBatch; ++i) {
       const int later = r + (kRowsPerBatch + i) * kRowStride;
       if (kRowsPerThread > kRowsPerBatch && later < num_rows) {
-        next[i] = load_epilogue_operand<T::kPlanes>(p, first_row + later, n);
+        next[i] = load_epilogue_operand(p, first_row + later, n);
       }
     }
 #pragma unroll

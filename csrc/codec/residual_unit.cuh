@@ -81,14 +81,6 @@ DEVICE void copy_unit_weights(const ResidualUnitParams& p, WarpgroupSharedMemory
   }
 }
 
-// An instruction that does not add reads its sums for the compiler. If they were not cleared, they
-// would occupy registers since the last instruction that wrote them.
-template <int kSize>
-DEVICE void clear_sums(float (&sums)[kSize]) {
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) sums[i] = 0;
-}
-
 // A consumer's rows: the base class computes the first product.
 template <class T>
 class ResidualUnitConsumer : public WarpgroupConsumer<T> {
@@ -102,7 +94,6 @@ class ResidualUnitConsumer : public WarpgroupConsumer<T> {
 
   // Computes the next item, whose rows begin at `first_row`.
   DEVICE void compute_item(int first_row) {
-    clear_sums(this->sums[0]);
     Base::multiply_item();
     activate();
     this->wait_for_weights();

@@ -62,11 +62,11 @@ DEVICE float sum_rows_over_lanes(float (&sums)[kSampleRows]) {
   return sums[0];
 }
 
-// The kernel of the samples. Reads input [rows, 2, channels] and its history; writes pcm [rows]. A
+// The kernel of the samples. Reads input [rows, 1, channels] and its history; writes pcm [rows]. A
 // sample that is not finite is written as 0, and sets non_finite [frames].
 DEVICE void compute_samples(const SamplesParams& p, SamplesSharedMemory& shared) {
   trigger_dependent_grids();
-  const int num_channels = p.input.num_channels, width = 2 * num_channels;
+  const int num_channels = p.input.num_channels;
   const int block_row = block_idx() * kSampleBlockRows, lane = lane_idx() % kSampleLanes;
   const int group_row = thread_idx() / kSampleLanes * kSampleRows;  // in the block
   const int first_row = min(block_row + group_row, p.num_rows - kSampleRows);
@@ -82,16 +82,14 @@ DEVICE void compute_samples(const SamplesParams& p, SamplesSharedMemory& shared)
 #pragma unroll
     for (int i = 0; i < kSampleRows + kSampleHalo; ++i) {
       const int row = i - kSampleHalo;  // from the first one
-      const f16* from = (row < 0 ? before : input.current) + row * width + channel;
+      const f16* from = (row < 0 ? before : input.current) + row * num_channels + channel;
       const uint4 rounded = *reinterpret_cast<const uint4*>(from);
-      const uint4 errors = *reinterpret_cast<const uint4*>(from + num_channels);
       const uint32_t pairs[4] = {rounded.x, rounded.y, rounded.z, rounded.w};
-      const uint32_t error_pairs[4] = {errors.x, errors.y, errors.z, errors.w};
       float values[8];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const float2 a = unpack_f16(pairs[c]), b = unpack_f16(error_pairs[c]);
-        values[2 * c] = a.x + b.x, values[2 * c + 1] = a.y + b.y;
+        const float2 pair = unpack_f16(pairs[c]);
+        values[2 * c] = pair.x, values[2 * c + 1] = pair.y;
       }
 #pragma unroll
       for (int c = 0; c < 8; ++c) {

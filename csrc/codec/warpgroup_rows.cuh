@@ -29,6 +29,14 @@ struct WarpgroupProjectionSharedMemory : WarpgroupSharedMemory<T> {
 
 // Those of warpgroup_tile.cuh.
 
+// An instruction that does not add reads its sums for the compiler. If they were not cleared, they
+// would occupy registers since the last instruction that wrote them.
+template <int kSize>
+DEVICE void clear_sums(float (&sums)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) sums[i] = 0;
+}
+
 // A consumer's sums of an item. Lane 4 g + t has rows g and g + 8 of its warp's 16, and eight
 // adjacent channels of every 32: the columns of the weights are permuted (weight_packing.py).
 template <class T>
@@ -51,8 +59,9 @@ class WarpgroupConsumer {
   // Computes the totals of the next item.
   DEVICE void multiply_item() {
     begin_turn();
+    clear_sums(totals);
 #pragma unroll
-    for (int i = 0; i < T::kColumns / 2; ++i) totals[i] = 0;
+    for (int plane = 0; plane < T::kPlanes; ++plane) clear_sums(sums[plane]);
     int begin = 0;
 #pragma unroll 1
     for (int split = 1; split <= p_.num_k_splits; ++split) {

@@ -44,8 +44,9 @@ struct WarpgroupTile {
   static constexpr int kWeightSteps = WeightSteps;
   static constexpr int kWeightStages = (WeightSteps + StageSteps - 1) / StageSteps;
   static constexpr bool kIsResident = IsResident;
-  // Registers do not suffice for a residual beside the sums of more columns or planes.
-  static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192;
+  // Registers do not suffice for a residual beside the sums of more columns or planes, and
+  // convolutions of two taps have none.
+  static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192 && kHaloRows == 0;
   static constexpr bool kIsSnake = !kCopiesStages;  // else also kLinear or kGelu
   static constexpr int kCopyWarps =                 // of a tile of rows
       Warpgroups == 3 || kCopiesStages ? 1 : (IsTiled ? 3 : 7) / kRowTiles;

@@ -27,7 +27,9 @@ from megakernel_tts.kernels.codec_structs import (
 )
 from megakernel_tts.model.config import CodecConfig
 
-_TWO_PLANES = 2  # the second plane holds the rounding errors of the first
+# Planes of activations; the second one holds the rounding errors of the first. Where these would be
+# small beside those of the weights, there is one plane (docs/design-notes/codec.md).
+_ONE_PLANE, _TWO_PLANES = 1, 2
 
 
 class DecoderKernels(KernelLayers):
@@ -87,7 +89,7 @@ class DecoderKernels(KernelLayers):
         return torch.cat([history.flatten() for history in histories]), kv_cache
 
     def _build_frame_rate_layers(self, weights: w.DecoderWeights) -> ActivationBuffer:
-        """From the codes to the input of the first block; few rows, so all have two planes."""
+        """From the codes to the input of the first block."""
         codec = self._codec
         embedded = self.buffers.allocate(
             1, codec.codebook_dim, _TWO_PLANES, history_length(weights.pre_conv)
@@ -102,10 +104,11 @@ class DecoderKernels(KernelLayers):
             rows_per_frame *= upsample.transposed.stride
             is_last = i + 1 == len(weights.upsample)
             history_rows = history_length(weights.conv_in) if is_last else 0
-            x = self._build_upsample(x, upsample, rows_per_frame, history_rows)
+            planes = _TWO_PLANES if is_last else _ONE_PLANE
+            x = self._build_upsample(x, upsample, rows_per_frame, history_rows, planes)
         self.stage = "convolution in"
         block_input = self.buffers.allocate(
-            rows_per_frame, packing.padded(codec.decoder_dim), _TWO_PLANES, 1
+            rows_per_frame, packing.padded(codec.decoder_dim), _ONE_PLANE, 1
         )
         snake = fold_snake(weights.blocks[0].snake)
         conv_in = packing.convolution(weights.conv_in, snake)
@@ -118,9 +121,10 @@ class DecoderKernels(KernelLayers):
         stack, width = self._stack, self._stack.num_heads * self._stack.head_dim
         self.stage = "transformer"
         residual = self.floats(self._capacity, stack.hidden_size)
-        hidden = self.buffers.allocate(1, stack.hidden_size, _TWO_PLANES)
-        attended = self.buffers.allocate(1, width, _TWO_PLANES)
-        mlp_hidden = self.buffers.allocate(1, stack.intermediate_size, _TWO_PLANES)
+        hidden = self.buffers.allocate(1, stack.hidden_size, _ONE_PLANE)
+        last_hidden = self.buffers.allocate(1, stack.hidden_size, _TWO_PLANES)
+        attended = self.buffers.allocate(1, width, _ONE_PLANE)
+        mlp_hidden = self.buffers.allocate(1, stack.intermediate_size, _ONE_PLANE)
         into = packing.linear(weights.input, weights.input_bias)
         self.project(latent, into, hidden, residual_out=residual)
         for i, layer in enumerate(weights.layers):
@@ -136,24 +140,30 @@ class DecoderKernels(KernelLayers):
             gate_up = packing.linear(pairs, norm=layer.post_norm)
             self.project(hidden, gate_up, mlp_hidden, norm=True, epilogue=Epilogue.SILU_GATE)
             down = packing.linear(layer.down, None, layer.mlp_scale)
-            self.project(mlp_hidden, down, hidden, residual=residual, residual_out=residual)
-        output = packing.linear(weights.output, weights.output_bias, norm=weights.norm)
-        self.project(hidden, output, latent, norm=True)
+            output = last_hidden if layer is weights.layers[-1] else hidden
+            self.project(mlp_hidden, down, output, residual=residual, residual_out=residual)
+        out = packing.linear(weights.output, weights.output_bias, norm=weights.norm)
+        self.project(last_hidden, out, latent, norm=True)
         return latent
 
     def _build_upsample(
-        self, x: ActivationBuffer, upsample: w.Upsample, rows_per_frame: int, history_rows: int
+        self,
+        x: ActivationBuffer,
+        upsample: w.Upsample,
+        rows_per_frame: int,
+        history_rows: int,
+        planes: int,
     ) -> ActivationBuffer:
-        """A transposed convolution and a ConvNeXt block; `history_rows` are of the output."""
+        """A transposed convolution and a ConvNeXt block; three arguments are of the output."""
         self.stage = f"upsampling to {rows_per_frame} rows"
         convnext, latent = upsample.convnext, self._codec.latent_dim
         residual = self.floats(self._capacity * rows_per_frame, latent)
         conv_input = self.buffers.allocate(
             rows_per_frame, latent, _TWO_PLANES, history_length(convnext.depthwise)
         )
-        normed = self.buffers.allocate(rows_per_frame, latent, _TWO_PLANES)
-        mlp_hidden = self.buffers.allocate(rows_per_frame, 4 * latent, _TWO_PLANES)
-        output = self.buffers.allocate(rows_per_frame, latent, _TWO_PLANES, history_rows)
+        normed = self.buffers.allocate(rows_per_frame, latent, _ONE_PLANE)
+        mlp_hidden = self.buffers.allocate(rows_per_frame, 4 * latent, _ONE_PLANE)
+        output = self.buffers.allocate(rows_per_frame, latent, planes, history_rows)
         transposed = packing.transposed(upsample.transposed)
         self.project(x, transposed, conv_input, residual_out=residual)
         self.depthwise(conv_input, convnext, normed)
@@ -185,11 +195,11 @@ class DecoderKernels(KernelLayers):
         residual = self.floats(self._capacity * rows_per_frame, channels)
         units = block.residuals
         inputs = [
-            self.buffers.allocate(rows_per_frame, channels, 1, history_length(unit.conv1))
+            self.buffers.allocate(rows_per_frame, channels, _ONE_PLANE, history_length(unit.conv1))
             for unit in units
         ]
-        middle = self.buffers.allocate(rows_per_frame, channels, 1)
-        output = self.buffers.allocate(rows_per_frame, channels, _TWO_PLANES, history_rows)
+        middle = self.buffers.allocate(rows_per_frame, channels, _ONE_PLANE)
+        output = self.buffers.allocate(rows_per_frame, channels, _ONE_PLANE, history_rows)
         snakes = [*(fold_snake(unit.snake1) for unit in units), next_snake]
         transposed = packing.transposed(block.transposed, snakes[0])
         self.project(x, transposed, inputs[0], residual_out=residual, epilogue=Epilogue.SNAKE)

@@ -244,7 +244,7 @@ class KernelLayers:
     def samples(self, x: ActivationBuffer, convolution: w.Conv) -> None:
         """Appends the last convolution, to one channel."""
         assert convolution.bias is not None
-        assert x.planes == 2
+        assert x.planes == 1
         weights = packing.pad_last(convolution.weight[0].t())
         assert len(weights) == SAMPLE_TAPS
         params = SamplesParams(

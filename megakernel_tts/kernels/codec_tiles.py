@@ -70,13 +70,14 @@ class Tile:
 
 
 # (Splits of K, planes) -> groups of rows and of columns of the tiles; of equal estimates the first
-# one is chosen. Only sizes that some GPU would choose for the released codec.
+# one is chosen. Only sizes that some GPU would choose for the codec of the released size or of the
+# demo voice.
 _SIZES = {
     (2, 1): ((2, 1), (2, 2), (4, 4), (8, 4)),
     (4, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
-    (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
-    (2, 2): ((2, 2), (2, 4), (4, 4)),
-    (4, 2): ((2, 4), (4, 4)),
+    (8, 1): ((2, 2), (2, 4), (4, 4), (4, 6), (8, 4), (1, 1), (1, 2), (1, 4)),
+    (2, 2): ((2, 2), (2, 4)),
+    (4, 2): ((2, 4),),
     (8, 2): ((2, 4), (4, 4), (4, 6), (1, 1), (1, 2), (1, 4)),
 }
 
@@ -170,12 +171,9 @@ class ManyRowTile:
 MANY_ROW_TILES = tuple(
     ManyRowTile(*sizes)
     for sizes in (
-        (4, 6, 4, 1),
         (4, 4, 4, 1),
         (4, 3, 4, 1),
         (4, 4, 2, 2),
-        (4, 3, 2, 2),
-        (4, 6, 4, 2),
     )
 )
 
@@ -206,9 +204,9 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     blocks_per_sm = -(-num_blocks // num_sms)
     groups = tile.row_groups * tile.planes + tile.column_groups
     return (
-        num_waves * (1.8 + 7.8e-4 * tile.rows * tile.columns)
-        + blocks_per_sm * 0.057 * num_steps / tile.k_splits * groups
-        + 0.6 * (num_blocks > num_sms // 2)
+        num_waves * (1.1 + 1e-3 * tile.rows * tile.columns)
+        + blocks_per_sm * 0.064 * num_steps / tile.k_splits * groups
+        + 0.9 * (num_blocks > num_sms // 2)
     )
 
 

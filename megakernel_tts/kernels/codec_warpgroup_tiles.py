@@ -94,7 +94,7 @@ class WarpgroupTile:
     @property
     def reads_residual(self) -> bool:
         """Whether the kernel reads residuals."""
-        return self.columns * (1 + self.planes) <= 192
+        return self.columns * (1 + self.planes) <= 192 and not self.halo_rows
 
     @property
     def is_snake(self) -> bool:
@@ -127,7 +127,8 @@ class WarpgroupTile:
     @property
     def kernel(self) -> str:
         """Name of the kernel."""
-        name = f"codec_project_warpgroups_{self.columns}_{self.stage_steps}_{self.planes}"
+        name = f"codec_project_warpgroups_{self.columns}_{self.warpgroups}_{self.stage_steps}"
+        name += f"_{self.planes}"
         if self.shares_rows:
             name += "_shared_rows"
         if self.is_tiled:
@@ -191,11 +192,12 @@ WARPGROUP_TILES = (
     WarpgroupTile(96, 2, 1, 7, 3, 178, "separate"),
     WarpgroupTile(128, 2, 1, 7, 2, 178, "separate"),
     WarpgroupTile(96, 2, 1, 3, 4, 194, "shared"),
-    WarpgroupTile(96, 2, 2, 2, 6, 82, "shared"),
-    WarpgroupTile(96, 2, 2, 2, 6, 66, "separate", is_tiled=True),
-    WarpgroupTile(96, 2, 2, 2, 6, 82, "shared", is_tiled=True),
-    WarpgroupTile(96, 2, 2, 2, 6, 66, "separate", is_tiled=True, resident_steps=12),
-    WarpgroupTile(64, 2, 2, 4, 3, 64, "shared", is_tiled=True),
+    WarpgroupTile(96, 2, 1, 2, 6, 82, "shared"),
+    WarpgroupTile(96, 2, 1, 2, 6, 82, "shared", is_tiled=True),
+    WarpgroupTile(96, 2, 1, 2, 6, 66, "separate", is_tiled=True, resident_steps=12),
+    WarpgroupTile(192, 2, 1, 2, 5, 66, "separate", is_tiled=True),
+    WarpgroupTile(64, 2, 1, 4, 4, 64, "shared", is_tiled=True),
+    WarpgroupTile(32, 2, 1, 4, 6, 64, "shared", is_tiled=True),
     WarpgroupTile(64, 1, 2, 7, 4, 162, "separate"),
 )
 
@@ -209,16 +211,18 @@ def warpgroup_columns(params: ProjectionParams) -> int:
     none.
     """
     two_planes, channels = params.input.num_planes == 2, params.output.num_channels
-    if two_planes and params.num_taps != 2:
-        if params.input.rows_per_frame == 1:
-            return 0
-        epilogues = (Epilogue.LINEAR, Epilogue.SNAKE, Epilogue.GELU)
-        return 64 if params.epilogue.value in epilogues and channels % 64 == 0 else 0
+    if params.input.rows_per_frame == 1:
+        return 0
+    if params.epilogue.value in (Epilogue.LINEAR, Epilogue.GELU) or (
+        two_planes and params.num_taps > 2
+    ):
+        columns = 32 if params.num_columns < params.input.num_channels else 64
+        return columns if channels % columns == 0 else 0
     if params.epilogue.value != Epilogue.SNAKE or channels % 96:
         return 0
-    if params.num_taps > 1 and not two_planes:
-        return {192: 192, 384: 128}.get(params.num_columns, 96)
-    return 96
+    if params.num_taps == 1:
+        return 96
+    return {192: 192, 384: 128 if params.num_taps > 2 else 192}.get(channels, 96)
 
 
 def sum_of_rounds(
@@ -250,19 +254,19 @@ def estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sm
     column_tiles = params.num_columns // tile.columns if tile.resident_steps else 1
     value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
     if tile.copies_stages:
-        launch_us, prologue_us, copy_us = 1.2, 6.0, 0.01
+        launch_us, prologue_us, copy_us = 0.5, 6.0, 0.041
     elif tile.resident_steps:
-        launch_us, prologue_us, copy_us = 5.0, 3.3, 0.0
+        launch_us, prologue_us, copy_us = 5.4, 3.3, 0.0
     elif tile.is_tiled:
-        launch_us, prologue_us, copy_us = 2.6, 3.5, 0.0
+        launch_us, prologue_us, copy_us = 1.8, 5.1, 0.0
     else:
-        launch_us, prologue_us, copy_us = 2.1, 4.0, 0.075 if tile.warpgroups == 1 else 0.043
+        launch_us, prologue_us, copy_us = 2.0, 4.0, 0.16 if tile.warpgroups == 1 else 0.057
 
     def round_us(count: int) -> float:
-        products = 6.6e-4 * count * tile.columns * params.num_taps * tile.planes * num_channel_steps
+        products = 5.7e-4 * count * tile.columns * params.num_taps * tile.planes * num_channel_steps
         row_tiles = 1 if tile.shares_rows else count
         copies = copy_us * row_tiles * tile.planes * num_channel_steps
-        accesses = 7.2e-6 * WARPGROUP_ROWS * count * tile.columns * value_bytes
+        accesses = 1.27e-5 * WARPGROUP_ROWS * count * tile.columns * value_bytes
         if tile.resident_steps:  # the products of an item overlap the accesses of another
             return prologue_us + max(products, products / count + accesses)
         return prologue_us + products + copies + accesses

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,81 @@ def small_codec(
 def some_codes(frames: int, seed: int, codes: int = CODES) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, codes, (frames, 16), generator=generator)
+
+
+def _round_rows(weight: Tensor) -> Tensor:
+    """Rows in half precision, each scaled by a power of two, as `weight_packing.pack` does."""
+    _, exponents = torch.frexp(weight.flatten(1).abs().amax(1))
+    units = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    return ((weight.flatten(1) / units[:, None]).half().float() * units[:, None]).view_as(weight)
+
+
+def _round_normed(weight: Tensor, norm: Tensor) -> Tensor:
+    """The weights behind a norm, whose weight is folded into them."""
+    return _round_rows(weight * norm) / norm
+
+
+def _round_convolution(conv: w.Conv) -> w.Conv:
+    return replace(conv, weight=_round_rows(conv.weight))
+
+
+def _round_transposed(conv: w.Conv) -> w.Conv:
+    """Its rows are the channels of `stride` output rows."""
+    rows = conv.weight.unflatten(2, (-1, conv.stride)).permute(1, 3, 0, 2)
+    rounded = _round_rows(rows.flatten(0, 1)).view(rows.shape)
+    return replace(conv, weight=rounded.permute(2, 0, 3, 1).flatten(2))
+
+
+def round_weights(codec: Codec) -> Codec:
+    """A codec whose weights are those that the kernels have, in half precision."""
+    weights, config = codec
+    layers = tuple(
+        replace(
+            layer,
+            **{name: _round_normed(getattr(layer, name), layer.input_norm) for name in "qkv"},
+            gate=_round_normed(layer.gate, layer.post_norm),
+            up=_round_normed(layer.up, layer.post_norm),
+            o=_round_rows(layer.o),
+            down=_round_rows(layer.down),
+        )
+        for layer in weights.layers
+    )
+    upsample = tuple(
+        replace(
+            stage,
+            transposed=_round_transposed(stage.transposed),
+            convnext=replace(
+                stage.convnext,
+                up=_round_rows(stage.convnext.up),
+                down=_round_rows(stage.convnext.down),
+            ),
+        )
+        for stage in weights.upsample
+    )
+    blocks = tuple(
+        replace(
+            block,
+            transposed=_round_transposed(block.transposed),
+            residuals=tuple(
+                replace(
+                    unit, conv1=_round_convolution(unit.conv1), conv2=_round_convolution(unit.conv2)
+                )
+                for unit in block.residuals
+            ),
+        )
+        for block in weights.blocks
+    )
+    rounded = replace(
+        weights,
+        pre_conv=_round_convolution(weights.pre_conv),
+        input=_round_rows(weights.input),
+        layers=layers,
+        output=_round_normed(weights.output, weights.norm),
+        upsample=upsample,
+        conv_in=_round_convolution(weights.conv_in),
+        blocks=blocks,
+    )
+    return rounded, config
 
 
 def decode_with_torch(codec: Codec, codes: Tensor) -> NDArray[np.float32]:

@@ -43,6 +43,7 @@ from tests.codec.decoding import (
     decode_one,
     decode_with_torch,
     joined,
+    round_weights,
     signal_to_noise,
     small_codec,
     some_codes,
@@ -54,7 +55,8 @@ Make = Callable[..., CudaDecoder]
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
-    return small_codec(tmp_path_factory.mktemp("codec"), LOW_RATES)
+    """With weights in half precision, whose rounding would hide that of the activations."""
+    return round_weights(small_codec(tmp_path_factory.mktemp("codec"), LOW_RATES))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_samples_match_plain_torch(codec: Codec, decoder: CudaDecoder) -> None:
     """For more frames than the attention window and the KV ring have."""
     codes = some_codes(100, 0)
     samples = decode_chunks(decoder, 0, codes, [100])
-    assert signal_to_noise(samples, decode_with_torch(codec, codes)) >= 60
+    assert signal_to_noise(samples, decode_with_torch(codec, codes)) >= 62
 
 
 def test_demo_voice_matches_plain_torch(make: Make) -> None:
@@ -186,7 +188,7 @@ def test_no_tile_changes_samples(
         tiles = RandomTiles(seed)
         samples = decode_chunks(make(codec, choose=tiles), 1, codes, sizes)
         np.testing.assert_array_equal(samples, expected)
-        assert len(tiles.used) > 13
+        assert len(tiles.used) > 12
 
 
 def test_tiles_of_48_columns_do_not_change_samples(tmp_path: Path, make: Make) -> None:
@@ -208,7 +210,7 @@ def test_tiles_of_48_columns_do_not_change_samples(tmp_path: Path, make: Make) -
     samples = decode_chunks(with_tile, 0, codes, [8, 5])
     np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [8, 5]))
     of_rope = {(Epilogue.ROPE_QKV, 5), (Epilogue.ROPE_QKV, 8)}
-    assert used == {*of_rope, (Epilogue.SNAKE, 20), (Epilogue.SNAKE, 32)}
+    assert used == {*of_rope, *((Epilogue.SNAKE, rows) for rows in (20, 32, 160, 256))}
 
 
 def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:

@@ -31,7 +31,7 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
     for launch in launches:
         if "shape" not in launch:
             continue  # no projection
-        rows, columns, taps, channels, dilation, planes, epilogue = launch["shape"]
+        rows, columns, taps, channels, dilation, planes, epilogue, out_channels = launch["shape"]
         params = ProjectionParams(
             num_rows=rows,
             num_columns=columns,
@@ -42,7 +42,7 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
         params.input.num_channels, params.input.num_planes = channels, planes
         params.input.rows_per_frame = rows // num_frames
         params.input.history_rows = (taps - 1) * dilation
-        params.output.num_channels = columns
+        params.output.num_channels = out_channels
         params.num_k_splits = num_k_splits(params)
         if taps == 1 and epilogue == Epilogue.SNAKE:  # the end of a residual unit
             params.residual = params.residual_out = 1
@@ -79,12 +79,12 @@ def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
         assert isinstance(tile, WarpgroupTile) == (num_frames > 1 or channels == 96), num_frames
 
 
-def warpgroup_params(taps: int, channels: int, planes: int = 1) -> ProjectionParams:
+def warpgroup_params(taps: int, channels: int) -> ProjectionParams:
     """A layer of 192 columns whose weights are packed for 96."""
     params = ProjectionParams(
         num_rows=640, num_columns=192, num_taps=taps, dilation=1, epilogue=Epilogue.SNAKE
     )
-    params.input.num_channels, params.input.num_planes = channels, planes
+    params.input.num_channels, params.input.num_planes = channels, 1
     params.input.rows_per_frame = 640
     params.output.num_channels = 192
     params.warpgroup_columns = 96
@@ -103,16 +103,24 @@ def test_a_warpgroup_tile_fits_whole_stages(channels: int, fits: bool) -> None:
 
 
 def test_a_warpgroup_tile_fits_only_what_its_kernel_computes() -> None:
-    assert len(fitting_warpgroup_tiles(warpgroup_params(2, 192, planes=2))) == 1
-    gelu, residual, one_tile, long_window = (warpgroup_params(2, 192, planes=2) for _ in range(4))
+    assert len(fitting_warpgroup_tiles(warpgroup_params(2, 192))) == 1
+    gelu, two_planes, one_tile, long_window = (warpgroup_params(2, 192) for _ in range(4))
     gelu.epilogue = Epilogue.GELU
-    residual.residual = 1  # has no registers beside the sums of two planes
+    two_planes.input.num_planes = 2
     one_tile.num_columns = 96
     long_window.dilation = 17  # 81 rows, copied as 84
     assert fitting_warpgroup_tiles(gelu) == []
-    assert fitting_warpgroup_tiles(residual) == []
+    assert fitting_warpgroup_tiles(two_planes) == []
     assert fitting_warpgroup_tiles(one_tile) == []  # the consumers have other columns
     assert fitting_warpgroup_tiles(long_window) == []
+
+
+def test_a_tile_without_registers_for_a_residual_fits_no_layer_that_has_one() -> None:
+    params = warpgroup_params(7, 384)
+    params.num_columns, params.warpgroup_columns = 384, 128
+    assert len(fitting_warpgroup_tiles(params)) == 1
+    params.residual = 1
+    assert fitting_warpgroup_tiles(params) == []
 
 
 @pytest.mark.parametrize("num_items", [1, 4, 5, 12, 13, 17, 24])
@@ -138,7 +146,7 @@ def linear(channels: int = 128, columns: int = 128, taps: int = 1) -> Projection
     params = ProjectionParams(
         num_rows=256, num_columns=columns, num_taps=taps, dilation=1, epilogue=Epilogue.GELU
     )
-    params.input.num_channels, params.input.num_planes = channels, 2
+    params.input.num_channels, params.input.num_planes = channels, 1
     params.input.rows_per_frame = 4
     params.warpgroup_columns = 64
     return params
@@ -153,7 +161,9 @@ def test_a_tile_of_tiled_activations_fits_linear_layers_without_norm() -> None:
     assert [fitting_warpgroup_tiles(params) for params in refused] == [[]] * len(refused)
 
 
-def transposed(rows_per_frame: int, channels: int = 384) -> ProjectionParams:
+def transposed(
+    rows_per_frame: int, channels: int = 384, tile_columns: int = 96
+) -> ProjectionParams:
     params = ProjectionParams(
         num_rows=64 * rows_per_frame,
         num_columns=768,
@@ -161,9 +171,9 @@ def transposed(rows_per_frame: int, channels: int = 384) -> ProjectionParams:
         dilation=1,
         epilogue=Epilogue.SNAKE,
     )
-    params.input.num_channels, params.input.num_planes = channels, 2
+    params.input.num_channels, params.input.num_planes = channels, 1
     params.input.rows_per_frame, params.input.history_rows = rows_per_frame, 1
-    params.warpgroup_columns = 96
+    params.warpgroup_columns = tile_columns
     return params
 
 
@@ -173,8 +183,10 @@ def test_a_tile_of_tiled_activations_fits_convolutions_of_two_taps() -> None:
         fitting = [tile for tile in fitting_warpgroup_tiles(params) if tile.is_tiled]
         return {(tile.halo_rows, tile.resident_steps) for tile in fitting}
 
-    assert tiled(transposed(160)) == {(2, 0), (18, 0)}
-    assert tiled(transposed(640, channels=192)) == {(2, 0), (18, 0), (2, 12)}
+    assert tiled(transposed(160)) == {(18, 0)}
+    assert tiled(transposed(160, tile_columns=192)) == {(2, 0)}
+    assert tiled(transposed(4, tile_columns=192)) == set()
+    assert tiled(transposed(640, channels=192)) == {(18, 0), (2, 12)}
     assert tiled(transposed(4)) == {(18, 0)}  # 16 interleaved frames
     longer_history, dilated, linear_epilogue = transposed(160), transposed(160), transposed(160)
     longer_history.input.history_rows = 2

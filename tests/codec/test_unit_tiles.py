@@ -26,15 +26,13 @@ _ROWS_PER_FRAME = {96: 1920, 192: 640, 384: 160, 768: 32}  # by channels
 def unit(channels: int, num_frames: int, dilation: int = 1) -> ResidualUnitParams:
     """A unit of the released codec whose weights are packed for warpgroups.
 
-    That of dilation 9 is the last one of a block: its output has two planes, and it stores no sum.
+    That of dilation 9 is the last one of a block: it stores no sum.
     """
     params = ResidualUnitParams()
     for projection, taps in ((params.convolution, 7), (params.pointwise, 1)):
         _fill(projection, channels, num_frames, taps, dilation)
     params.pointwise.residual = 1
-    if dilation == 9:
-        params.pointwise.output.num_planes = 2
-    else:
+    if dilation != 9:
         params.pointwise.residual_out = 1
     return params
 

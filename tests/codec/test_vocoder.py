@@ -20,7 +20,7 @@ from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.text.prompt import PromptBuilder
-from tests.codec.decoding import LOW_RATES, signal_to_noise, small_codec
+from tests.codec.decoding import LOW_RATES, round_weights, signal_to_noise, small_codec
 from tests.comparison import MakeComparison
 from tests.emulator.codec import emulated_codec_kernels
 from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
@@ -39,7 +39,7 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
     """A codec of 64 samples per frame and its emulated kernels."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    codec = small_codec(tmp_path_factory.mktemp("codec"), LOW_RATES, codes=256)
+    codec = round_weights(small_codec(tmp_path_factory.mktemp("codec"), LOW_RATES, codes=256))
     return CodecParts(codec, emulated_codec_kernels())
 
 
