@@ -207,8 +207,9 @@ def warpgroup_columns(params: ProjectionParams) -> int:
 
     The convolutions of the decoder's blocks have wide tiles. Those of one tap load and store more
     for each product, and are faster with narrow tiles. The first convolution and the layers of the
-    upsampling stages have few rows, and the narrowest tiles. Layers of one row for each frame have
-    none.
+    upsampling stages have few rows, and narrower tiles; the layers with fewer columns than channels
+    have the narrowest, or they would occupy few multiprocessors. Layers of one row for each frame
+    have none.
     """
     two_planes, channels = params.input.num_planes == 2, params.output.num_channels
     if params.input.rows_per_frame == 1:
