@@ -44,8 +44,8 @@ struct WarpgroupTile {
   static constexpr int kWeightSteps = WeightSteps;
   static constexpr int kWeightStages = (WeightSteps + StageSteps - 1) / StageSteps;
   static constexpr bool kIsResident = IsResident;
-  // Registers do not suffice for a residual beside the sums of more columns or planes, and
-  // convolutions of two taps have none.
+  // Registers do not suffice for a residual beside the sums of more columns or planes. No
+  // convolution of two taps that reads tiled rows has one.
   static constexpr bool kReadsResidual = Columns * (1 + Planes) <= 192 && kHaloRows == 0;
   static constexpr bool kIsSnake = !kCopiesStages;  // else also kLinear or kGelu
   static constexpr int kCopyWarps =                 // of a tile of rows

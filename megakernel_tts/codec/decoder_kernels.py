@@ -27,8 +27,8 @@ from megakernel_tts.kernels.codec_structs import (
 )
 from megakernel_tts.model.config import CodecConfig
 
-# Planes of activations; the second one holds the rounding errors of the first. Where these would be
-# small beside those of the weights, there is one plane (docs/design-notes/codec.md).
+# Planes of activations. The second one holds the rounding errors of the first, where these would
+# add most noise (docs/design-notes/codec.md).
 _ONE_PLANE, _TWO_PLANES = 1, 2
 
 
@@ -154,7 +154,15 @@ class DecoderKernels(KernelLayers):
         history_rows: int,
         planes: int,
     ) -> ActivationBuffer:
-        """A transposed convolution and a ConvNeXt block; three arguments are of the output."""
+        """A transposed convolution and a ConvNeXt block.
+
+        Args:
+            x: The input.
+            upsample: The weights.
+            rows_per_frame: Of the output.
+            history_rows: Of the output.
+            planes: Of the output.
+        """
         self.stage = f"upsampling to {rows_per_frame} rows"
         convnext, latent = upsample.convnext, self._codec.latent_dim
         residual = self.floats(self._capacity * rows_per_frame, latent)

@@ -214,16 +214,17 @@ def warpgroup_columns(params: ProjectionParams) -> int:
     two_planes, channels = params.input.num_planes == 2, params.output.num_channels
     if params.input.rows_per_frame == 1:
         return 0
-    if params.epilogue.value in (Epilogue.LINEAR, Epilogue.GELU) or (
-        two_planes and params.num_taps > 2
-    ):
+    if params.epilogue.value in (Epilogue.LINEAR, Epilogue.GELU):
         columns = 32 if params.num_columns < params.input.num_channels else 64
-        return columns if channels % columns == 0 else 0
+        return columns if params.num_columns % (2 * columns) == 0 else 0  # of both consumers
+    if two_planes and params.num_taps > 2:
+        return 64 if channels % 64 == 0 else 0
     if params.epilogue.value != Epilogue.SNAKE or channels % 96:
         return 0
-    if params.num_taps == 1:
-        return 96
-    return {192: 192, 384: 128 if params.num_taps > 2 else 192}.get(channels, 96)
+    if params.num_taps == 2:
+        few_frames = interleaved_frames(params.input.rows_per_frame) <= 2  # as its window has
+        return 192 if channels in (192, 384) and few_frames else 96
+    return {192: 192, 384: 128}.get(channels, 96) if params.num_taps > 2 else 96
 
 
 def sum_of_rounds(

@@ -83,10 +83,13 @@ def streams(decoder: CudaDecoder) -> list[tuple[Tensor, NDArray[np.int16]]]:
 
 
 def test_samples_match_plain_torch(codec: Codec, decoder: CudaDecoder) -> None:
-    """For more frames than the attention window and the KV ring have."""
+    """For more frames than the attention window and the KV ring have.
+
+    If the input of a product had one plane instead of two, the ratio would be below the bound.
+    """
     codes = some_codes(100, 0)
     samples = decode_chunks(decoder, 0, codes, [100])
-    assert signal_to_noise(samples, decode_with_torch(codec, codes)) >= 62
+    assert signal_to_noise(samples, decode_with_torch(codec, codes)) >= 63
 
 
 def test_demo_voice_matches_plain_torch(make: Make) -> None:

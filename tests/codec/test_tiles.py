@@ -188,12 +188,25 @@ def test_a_tile_of_tiled_activations_fits_convolutions_of_two_taps() -> None:
     assert tiled(transposed(4, tile_columns=192)) == set()
     assert tiled(transposed(640, channels=192)) == {(18, 0), (2, 12)}
     assert tiled(transposed(4)) == {(18, 0)}  # 16 interleaved frames
-    longer_history, dilated, linear_epilogue = transposed(160), transposed(160), transposed(160)
+    longer_history, dilated, linear_epilogue, residual = (transposed(160) for _ in range(4))
     longer_history.input.history_rows = 2
     dilated.dilation = 2
     linear_epilogue.epilogue = Epilogue.LINEAR
-    for refused in (longer_history, dilated, linear_epilogue):
+    residual.residual = 1
+    for refused in (longer_history, dilated, linear_epilogue, residual):
         assert tiled(refused) == set()
+
+
+@pytest.mark.parametrize("channels", [96, 192, 384, 768])
+@pytest.mark.parametrize("rows_per_frame", [4, 32, 160, 640])
+def test_weights_of_transposed_convolutions_are_packed_for_a_tile(
+    rows_per_frame: int, channels: int
+) -> None:
+    """For any number of rows of a frame of the released codec and of the demo voice's."""
+    params = transposed(rows_per_frame)
+    params.num_columns, params.output.num_channels = 4 * channels, channels
+    params.warpgroup_columns = warpgroup_columns(params)
+    assert any(tile.is_tiled for tile in fitting_warpgroup_tiles(params))
 
 
 @pytest.mark.parametrize(("num_sms", "num_blocks"), [(132, 128), (8, 8), (7, 8), (1, 8)])
